@@ -181,17 +181,21 @@ class Broker:
 
     async def fetch(self, request: Fetch) -> list[Message]:
         """Return messages, waiting up to ``max_wait`` for the first (F1–F10)."""
+        return (await self.fetch_and_note(request))[0]
+
+    async def fetch_and_note(self, request: Fetch) -> tuple[list[Message], str]:
+        """Do as :meth:`fetch`, and return why messages that wait were kept back, empty where none were (F6)."""
         if request.address == PUBLIC:
             await self.ready_board(request.tenant)
-        messages = await self._fetch(request)
-        self.trace.delivered(messages, request.address, "fetch")
-        return messages
+        found = await self._fetch(request)
+        self.trace.delivered(found.messages, request.address, "fetch")
+        return found.messages, found.note
 
-    async def _fetch(self, request: Fetch) -> list[Message]:
+    async def _fetch(self, request: Fetch) -> Fetched:
         if request.connection and request.group is not None and self.knows(request.connection):
             self._connections[request.connection] = True
         if request.max_wait == 0:
-            return (await self._look(request, None)).messages
+            return await self._look(request, None)
         if self._waiting >= self._max_waiting:
             raise BusyError(f"{self._max_waiting} requests wait for mail already")
         end = time.monotonic() + request.max_wait / 1000
@@ -213,7 +217,7 @@ class Broker:
                         await asyncio.wait_for(woken.wait(), rest)
                     woken.clear()
                     found = await self._look(request, found)
-                return found.messages
+                return found
         finally:
             self._waiting -= 1
 

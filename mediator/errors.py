@@ -126,6 +126,16 @@ class TooManyGroupsError(MediatorError, code="too_many_groups", status=429):
         super().__init__(f"group_name: too_many_groups, a mailbox has at most {limit}")
 
 
+class TooManyDelayedError(MediatorError, code="too_many_delayed", status=429, retry=True):
+    """NACK of a group in which as many messages wait for their delay as may (F6)."""
+
+    def __init__(self, limit: int, use: int) -> None:
+        super().__init__(
+            f"delay_ms: too_many_delayed, {use} messages of the group wait for their delay, at most {limit} may; "
+            "give back without a delay, or acknowledge some"
+        )
+
+
 class QuotaExceededError(MediatorError, code="quota_exceeded", status=429, retry=True, problem="e.p.me.res.storage"):
     """A quota of the mailbox or the tenant is reached; the text names limit and use (S7)."""
 

@@ -135,8 +135,8 @@ def show_(address: Address, options: TenantOptions) -> None:
         counted = "messages#" if whole else f"of the oldest {view['counted']}#"
         output.print_table(("lane", counted, "oldest id#", "since"), lanes)
     if view["groups"]:
-        columns = ("group", "waiting#", "unacknowledged#", "leased#", "due again#", "dead#", "lease ends", "position")
-        output.print_table(columns, map(_group, view["groups"]))
+        counts = ("waiting#", "unacknowledged#", "leased#", "delayed#", "due again#", "dead#")
+        output.print_table(("group", *counts, "lease ends", "position"), map(_group, view["groups"]))
         if view["group_count"] > len(view["groups"]):
             output.print_hint(f"{view['group_count']} groups, the first {len(view['groups'])} are shown.")
 
@@ -177,6 +177,7 @@ def _group(row: dict[str, Any]) -> tuple[str, ...]:
         ("" if row["exact"] else "≤ ") + str(row["waiting"]),
         ("" if row["exact"] else "≤ ") + str(row["open"]),
         str(row["leased"]),
+        str(row["delayed"]),
         str(row["due"]),
         str(row["dead"]) + ("+" if row["dead_more"] else ""),
         output.moment(row["next_lease_end"]),

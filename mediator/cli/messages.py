@@ -163,6 +163,8 @@ def fetch(
         messages = answer["messages"]
         if messages or not follow:
             _print(answer, as_json=options.as_json)
+        if answer.get("note") and not options.as_json:
+            output.print_hint(answer["note"])
         if acknowledge and messages:
             ids = [message["msg_id"] for message in messages]
             await client.request(f"MSG.ACK.{address}", {"group_name": group, "msg_ids": ids})

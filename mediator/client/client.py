@@ -448,6 +448,8 @@ class Mailbox:
         fields = {"group_name": group, "force_deliver": reset or None, **_start(start), "config": _given(bounds)}
         reply = await self.client.request(f"MSG.FETCH.{self.address}", _given(fields), wait=wait, patience=patience)
         messages: list[dict[str, Any]] = reply["messages"]
+        if reply.get("note") and not messages:
+            log.warning("group %s got no message: %s", group, reply["note"])
         return messages
 
     async def ack(self, *messages: Message | int, group: str) -> int:

@@ -18,6 +18,11 @@ RESERVED_GROUP = "didcomm"
 """Groups of this name belong to the holder of a mediation mailbox, who picks up by DIDComm (D1)."""
 SKIP_FROM = 1000
 """How many ids a group must be behind before a lane that is empty for it is skipped."""
+FULL = (
+    f"more messages wait, but {MAX_LEASED} messages of the group are leased, as many as may be: "
+    "acknowledge them, give them back (NACK), or wait until leases end"
+)
+"""What a FETCH notes that the bound on leases keeps empty or short (F6)."""
 
 
 class Deliver(StrEnum):
@@ -64,6 +69,8 @@ class Fetched:
     """When to read again though no message came: a lease, a claim, the brake or the mailbox ends; milliseconds."""
     braked_until: int | None = None
     """Until when the connection is not handed again what it was handed last (F10)."""
+    note: str = ""
+    """Why messages that wait were not returned though more were wanted (F6)."""
 
 
 def fetch(tx: Transaction, bounds: Bounds, request: Fetch, now: int) -> Fetched:
@@ -140,33 +147,33 @@ def serve(
     ack_wait = _ack_wait(bounds, mailbox, request)
     must_keep = _name_max_deliver(group, request)
     claimed = tx.claims.of_others(group.no, request.connection, now)
-    open_leases = tx.leases.count(group)
+    leases = tx.leases.count(group, now)
     due: list[Lease] = []
-    if open_leases:
-        # Leases of other lanes, and what others claim, must not fill the limit.
-        limit = MAX_FETCH if len(lanes) == len(LANES) and claimed is None else MAX_LEASED
-        due, ended = _due(tx, mailbox, group, limit, now)
+    if leases.due:
+        # What others claim must not fill the limit.
+        limit = MAX_FETCH + (0 if claimed is None else sum(map(len, claimed)))
+        due = _due(tx, mailbox, group, lanes, limit, now)
         due = due if claimed is None else [lease for lease in due if lease.msg_id not in claimed[lease.lane]]
-        open_leases -= ended
-    fresh_room = request.num_msgs
+    room = request.num_msgs
     if ack_wait:
-        # Messages that are due again count as leased already; only new ones need room.
-        wanted = request.num_msgs - sum(lease.lane in lanes for lease in due)
-        fresh_room = room_for_leases(tx, mailbox, group, open_leases, wanted, now)
-    taken, fresh, moved = _collect(tx, mailbox, group, request, lanes, due, fresh_room, claimed, now)
+        room = min(room, room_for_leases(tx, mailbox, group, leases.running, room, now))
+    taken, fresh, moved = _collect(tx, mailbox, group, _Basket(room, request.budget), lanes, due, claimed, now)
+    note = ""
+    if room < request.num_msgs and not taken.room and _more(tx, mailbox, group, taken, lanes, due, claimed, now):
+        note = FULL
     items = [(message.lane, message.msg_id) for message in taken.messages]
     if items and not ack_wait and request.connection and request.max_wait and braked_until is None:
         braked_until = _brake(tx, group, request, items, now)
     if not items or (braked_until is not None and braked_until > now and _count_repeats(tx, group, request, items)):
         _keep(tx, group, must_keep, moved)
         ends = [
-            tx.leases.next_end(group, now) if open_leases else None,
+            tx.leases.next_end(group, now),
             tx.claims.next_end(group.no, request.connection, now) if claimed is not None else None,
             mailbox.expire_at,
             braked_until,
         ]
         retry_at = min((end for end in ends if end is not None), default=None)
-        return Fetched(mailbox.no, [], retry_at=retry_at, braked_until=braked_until)
+        return Fetched(mailbox.no, [], retry_at=retry_at, braked_until=braked_until, note=note)
     if claimed is not None and not group.shared:
         group.shared = must_keep = True
         group.replies = []
@@ -187,42 +194,62 @@ def serve(
         message_event(EventType.LEASED if ack_wait else EventType.DELIVERED, now, mailbox, message, group.no)
         for message in taken.messages
     )
-    return Fetched(mailbox.no, taken.messages)
+    return Fetched(mailbox.no, taken.messages, note=note)
 
 
 def _collect(
     tx: Transaction,
     mailbox: Mailbox,
     group: Group,
-    request: Fetch,
+    taken: "_Basket",
     lanes: Sequence[Lane],
     due: Sequence[Lease],
-    fresh_room: int,
     claimed: Sequence[Collection[int]] | None,
     now: int,
 ) -> tuple["_Basket", list[Message], bool]:
     """Return what is given, what of it is new to the group, and whether its position moved over empty lanes."""
-    taken = _Basket(request.num_msgs, request.budget)
     fresh: list[Message] = []
     moved = False
     for lane in lanes:
+        repeated = [lease.msg_id for lease in due if lease.lane is lane][: taken.room]
+        if repeated:
+            taken.add(tx.messages.pick(mailbox, repeated, taken.budget, now))
         if taken.full:
             break
-        repeated = [lease.msg_id for lease in due if lease.lane is lane]
-        if repeated:
-            taken.add(tx.messages.pick(mailbox, repeated[: taken.room], taken.budget, now))
-        if taken.full or fresh_room <= len(fresh):
-            continue
-        limit = min(taken.room, fresh_room - len(fresh))
         settled = group.settled[lane]
-        others = () if claimed is None else [msg_id for msg_id in claimed[lane] if msg_id > settled]
-        new = tx.messages.lane(mailbox, lane, settled, limit, taken.budget, now, others)
+        new = tx.messages.lane(mailbox, lane, settled, taken.room, taken.budget, now, _behind(claimed, lane, settled))
         fresh += taken.add(new)
         if not new and mailbox.next_id - 1 - settled > SKIP_FROM and _empty(tx, mailbox, group, lane):
             # Stores may have to walk over other lanes' messages to see that there is none of this one.
             group.skip_to(lane, mailbox.next_id - 1)
             moved = True
     return taken, fresh, moved
+
+
+def _behind(claimed: Sequence[Collection[int]] | None, lane: Lane, after: int) -> Collection[int]:
+    return () if claimed is None else [msg_id for msg_id in claimed[lane] if msg_id > after]
+
+
+def _more(
+    tx: Transaction,
+    mailbox: Mailbox,
+    group: Group,
+    taken: "_Basket",
+    lanes: Sequence[Lane],
+    due: Sequence[Lease],
+    claimed: Sequence[Collection[int]] | None,
+    now: int,
+) -> bool:
+    """Whether these lanes hold more for the group than was taken."""
+    given = {message.msg_id for message in taken.messages}
+    if any(lease.msg_id not in given for lease in due):
+        return True
+    last = list(group.settled)
+    for message in taken.messages:
+        last[message.lane] = max(last[message.lane], message.msg_id)
+    return any(
+        tx.messages.lane(mailbox, lane, last[lane], 1, 1, now, _behind(claimed, lane, last[lane])) for lane in lanes
+    )
 
 
 def _give_without_lease(tx: Transaction, group: Group, due: Sequence[Lease], items: Sequence[tuple[Lane, int]]) -> None:
@@ -289,10 +316,9 @@ def _name_max_deliver(group: Group, request: Fetch) -> bool:
     return True
 
 
-def _due(tx: Transaction, mailbox: Mailbox, group: Group, limit: int, now: int) -> tuple[list[Lease], int]:
-    """Return what may be given again, and how many leases are over: their messages are gone or dead now (F7)."""
-    ended = 0
-    while due := tx.leases.due(group, now, limit):
+def _due(tx: Transaction, mailbox: Mailbox, group: Group, lanes: Sequence[Lane], limit: int, now: int) -> list[Lease]:
+    """Return what may be given again; what is gone, or was delivered too often, is given no more (F7)."""
+    while due := tx.leases.due(group, now, limit, lanes):
         there = tx.messages.handles(mailbox, [lease.msg_id for lease in due], now)
         gone = [lease.msg_id for lease in due if lease.msg_id not in there]
         dead = [lease for lease in due if lease.msg_id in there and spent(group, lease)]
@@ -302,17 +328,18 @@ def _due(tx: Transaction, mailbox: Mailbox, group: Group, limit: int, now: int) 
             tx.leases.remove(group, gone)
         if dead:
             bury(tx, mailbox, group, dead, now)
-        ended += len(gone) + len(dead)
-    return due, ended
+    return due
 
 
-def may_be_full(tx: Transaction, group: Group) -> bool:
-    """Whether the group has as many leases as it may, including those whose messages are gone."""
-    return tx.leases.count(group) >= MAX_LEASED
+def may_be_full(tx: Transaction, group: Group, now: int) -> bool:
+    """Whether as many leases of the group run as may, including those whose messages are gone."""
+    return tx.leases.count(group, now).running >= MAX_LEASED
 
 
 def room_for_leases(tx: Transaction, mailbox: Mailbox, group: Group, held: int, wanted: int, now: int) -> int:
-    """Return how many more messages the group may lease that has ``held`` leases; exact where ``wanted`` do not fit.
+    """Return how many more messages the group may lease, ``held`` of whose leases run; exact if ``wanted`` do not fit.
+
+    Leases that ended take no room, nor does what waits for its delay: nobody works on it.
 
     A message that goes leaves its leases behind, or each DELETE would have to ask thousands of groups. They are ended
     here, when they are in the way, and looked for only after something went or expired since the last time.
@@ -342,7 +369,7 @@ def spent(group: Group, lease: Lease) -> bool:
 def bury(tx: Transaction, mailbox: Mailbox, group: Group, leases: Sequence[Lease], now: int) -> None:
     """Make messages dead for a group (F7)."""
     for lease in leases:
-        lease.dead = True
+        lease.dead, lease.delayed = True, False
         tx.events.append(
             Event(EventType.DEAD, now, mailbox.tenant, mailbox.no, lease.lane, lease.msg_id, group_no=group.no)
         )
@@ -359,9 +386,11 @@ def _lease(
 ) -> None:
     for message in messages:
         message.deliveries = counts.get(message.msg_id, 0) + 1
+        if message.expire_at is not None:
+            group.note_expiry(message.expire_at)
     tx.leases.put(group, [Lease(m.msg_id, m.lane, until, m.deliveries) for m in messages])
     for message in fresh:
-        group.lease_out(message.lane, message.msg_id, message.expire_at)
+        group.lease_out(message.lane, message.msg_id)
 
 
 class _Basket:

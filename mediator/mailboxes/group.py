@@ -13,6 +13,9 @@ from mediator.mailboxes.lanes import LANES, Lane
 REMEMBERED_REPLIES = 32
 MAX_GROUPS = 10_000
 MAX_LEASED = 10_000
+"""Leases of one group that run at the same time (F6)."""
+MAX_DELAYED = 100_000
+"""Messages that one group gave back with a delay and has not been given again (F6)."""
 
 Span = tuple[int, int]
 """First and last msg_id of a lane in one reply."""
@@ -38,7 +41,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The state in which all leases of a group were last found to be of messages that exist (F6)."""
+    """The state in which all running leases of a group were last found to be of messages that exist (F6)."""
 
     removed: int
     """How many messages had left the mailbox."""
@@ -62,7 +65,7 @@ class Group:
     seen_at: int = 0
     """When such a group was last known to have members; milliseconds since the epoch."""
     checked: Checked | None = None
-    """None: not yet, or leases came back since."""
+    """None: not yet, or leases run again since."""
     shared: bool = False
     """Whether a connection was handed messages behind those that another one claimed (F9).
 
@@ -96,14 +99,14 @@ class Group:
             changed = True
         return changed
 
-    def lease_out(self, lane: Lane, last: int, expire_at: int | None) -> None:
-        """Note that new messages of a lane up to ``last`` are leased: each is settled on its own now (F6).
-
-        ``expire_at`` is when that one expires.
-        """
-        if self.checked is not None and expire_at is not None:
+    def note_expiry(self, expire_at: int) -> None:
+        """Note when a message expires whose lease begins (F6)."""
+        if self.checked is not None:
             first = self.checked.first_expiry
             self.checked = replace(self.checked, first_expiry=expire_at if first is None else min(first, expire_at))
+
+    def lease_out(self, lane: Lane, last: int) -> None:
+        """Note that new messages of a lane up to ``last`` are leased: each is settled on its own now (F6)."""
         self.settled[lane] = max(self.settled[lane], last)
         self.delivered[lane] = max(self.delivered[lane], last)
         # No reply may cover them any more, nor be covered through them (K3).
@@ -162,6 +165,8 @@ class Lease:
     """Milliseconds since the epoch; NO_LEASE when it was last delivered without a lease."""
     deliveries: int
     dead: bool = False
+    delayed: bool = False
+    """Whether it was given back with a delay: nobody works on it until it is leased again."""
 
 
 NO_LEASE = 0

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from mediator.mailboxes.claims import Claims
 from mediator.mailboxes.events import Event
 from mediator.mailboxes.group import Group, Lease
-from mediator.mailboxes.lanes import Lane
+from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.mailbox import Kind, Mailbox, NewMailbox, Retention
 from mediator.mailboxes.message import Delayed, Handle, Message
 
@@ -52,8 +52,20 @@ MAX_EXPIRED = 10_000
 """Expired messages of all mailboxes that are searched for those of one; the clean-up is seldom further behind."""
 
 
+class LeaseCount(NamedTuple):
+    """How many leases a group has (F6)."""
+
+    running: int
+    """Those that workers hold now, of messages that are gone included."""
+    due: bool
+    """Whether any message that is not dead may be given again."""
+
+
+NO_LEASES = LeaseCount(0, due=False)
+
+
 class LiveLeaseCount(NamedTuple):
-    """A group's leases that are not dead and whose messages exist."""
+    """A group's leases of one kind whose messages exist."""
 
     number: int
     first_expiry: int | None
@@ -330,8 +342,11 @@ class Leases(Protocol):
     def remove(self, group: Group, ids: Sequence[int]) -> None:
         """End leases."""
 
-    def due(self, group: Group, now: int, limit: int) -> list[Lease]:
-        """Return living leases that ended, by lane and msg_id."""
+    def due(self, group: Group, now: int, limit: int, lanes: Sequence[Lane] = LANES) -> list[Lease]:
+        """Return leases that ended and are not dead, by lane and msg_id.
+
+        Where more than ``limit`` of a lane are due, those come first whose time was over first.
+        """
 
     def without_lease(self, group: Group, lane: Lane, last: int) -> list[int]:
         """Return ids up to ``last`` whose last delivery was without a lease."""
@@ -339,20 +354,23 @@ class Leases(Protocol):
     def dead(self, group: Group, after: int, limit: int) -> list[Lease]:
         """Return dead messages behind msg_id ``after``."""
 
-    def count(self, group: Group) -> int:
-        """Return how many leases the group has that are not dead, those of messages that are gone included."""
+    def count(self, group: Group, now: int) -> LeaseCount:
+        """Count the group's leases."""
 
-    def living(self, mailbox: Mailbox, group: Group, now: int) -> LiveLeaseCount:
-        """Look at the message of each lease that is not dead, and return how many are there."""
+    def count_delayed(self, mailbox: Mailbox, group: Group, exact_above: int, now: int) -> int:
+        """Return about how many messages wait that the group gave back with a delay; above a number it is exact."""
 
-    def end_gone(self, mailbox: Mailbox, group: Group, now: int) -> None:
-        """End the leases that :meth:`living` does not count and :meth:`count` does."""
+    def living(self, mailbox: Mailbox, group: Group, now: int, *, delayed: bool = False) -> LiveLeaseCount:
+        """Look at the message of each lease that runs, or waits for its delay, and return how many are there."""
+
+    def end_gone(self, mailbox: Mailbox, group: Group, now: int, *, delayed: bool = False) -> None:
+        """End the leases of messages that :meth:`living` did not find."""
 
     def ended(self, after: LeasePlace, now: int, limit: int) -> list[LeasePlace]:
         """Return where leases of all groups, dead ones too, ended behind ``after`` and up to ``now``, in that order."""
 
-    def next_end(self, group: Group, now: int) -> int | None:
-        """Return when the next running lease ends."""
+    def next_end(self, group: Group, now: int, *, delayed: Sequence[bool] = (False, True)) -> int | None:
+        """Return when the next lease or delay ends; ``delayed`` chooses one of them."""
 
     def clear(self, group: Group) -> None:
         """End all leases of a group (F4)."""

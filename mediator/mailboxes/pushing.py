@@ -181,7 +181,7 @@ def turn(tx: Transaction, bounds: Bounds, request: Turn, now: int) -> Fetched:
 
 
 def _settle(tx: Transaction, mailbox: Mailbox, group: Group, items: Collection[Item], now: int) -> None:
-    was_full = may_be_full(tx, group)
+    was_full = may_be_full(tx, group, now)
     ids = [msg_id for _, msg_id in items]
     tx.leases.remove(group, ids)
     if was_full:
@@ -209,15 +209,16 @@ def _return(
     # What another member has by now stays with it; of what was confirmed no more comes again than a group may hold.
     gone = [Lease(msg_id, lane, now, 1) for lane, msg_id in again if msg_id in there and msg_id not in leased]
     if gone:
-        due += gone[: room_for_leases(tx, mailbox, group, tx.leases.count(group), len(gone), now)]
-        group.checked = None
-        tx.groups.remember(group)
+        due += gone[: room_for_leases(tx, mailbox, group, tx.leases.count(group, now).running, len(gone), now)]
     tx.leases.put(group, due)
     tx.woken.add(mailbox.place)
 
 
 def _renew(tx: Transaction, group: Group, ids: Collection[int], now: int) -> None:
     leases = tx.leases.get(group, list(ids))
+    if group.checked is not None and any(lease.until <= now for lease in leases):
+        group.checked = None
+        tx.groups.remember(group)
     for lease in leases:
         lease.until = now + LEASE
     tx.leases.put(group, leases)

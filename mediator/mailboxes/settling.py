@@ -5,12 +5,12 @@ from collections.abc import Collection, Sequence, Set
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from mediator.errors import BadRequestError
+from mediator.errors import BadRequestError, TooManyDelayedError
 from mediator.mailboxes.claims import Consumer
 from mediator.mailboxes.creating import get_live_mailbox
 from mediator.mailboxes.events import EventType, message_event
 from mediator.mailboxes.fetching import bury, may_be_full, spent
-from mediator.mailboxes.group import MAX_LEASED, NO_LEASE, Group, Lease
+from mediator.mailboxes.group import MAX_DELAYED, MAX_LEASED, NO_LEASE, Group, Lease
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.mailbox import Mailbox, Retention
 from mediator.mailboxes.message import Handle
@@ -52,7 +52,7 @@ def ack_all(tx: Transaction, requests: Sequence[Ack], now: int) -> list[int]:
     steps = [settling.step(request.ids) for request in requests]
     if group.settled != before:
         tx.groups.save(group)
-    _end(tx, mailbox, group, settling.ended)
+    _end(tx, mailbox, group, settling.ended, now)
     settling.finish(steps)
     for step in steps:
         _tell_done(tx, mailbox, group, step.done, now)
@@ -83,11 +83,11 @@ def _ack_shared(tx: Transaction, mailbox: Mailbox, group: Group, request: Ack, n
                     done.append(handle)
                 else:
                     passed.append(Lease(handle.msg_id, lane, NO_LEASE, 0))
-    _end(tx, mailbox, group, ended)
+    _end(tx, mailbox, group, ended, now)
     before = group.settled, group.shared
     group.settle(coverage.marks)
     tx.leases.put(group, passed)
-    if group.shared and group.settled == group.delivered and not tx.leases.count(group):
+    if group.shared and group.settled == group.delivered and not _has_leases(tx, group, now):
         # Nothing is left that somebody may have and somebody else may acknowledge.
         group.shared = False
     if (group.settled, group.shared) != before:
@@ -99,12 +99,16 @@ def _ack_shared(tx: Transaction, mailbox: Mailbox, group: Group, request: Ack, n
     return len(done)
 
 
-def _end(tx: Transaction, mailbox: Mailbox, group: Group, ended: Collection[int]) -> None:
+def _end(tx: Transaction, mailbox: Mailbox, group: Group, ended: Collection[int], now: int) -> None:
     """End leases, and wake those who may have waited for room."""
     if ended:
-        if may_be_full(tx, group):
+        if may_be_full(tx, group, now):
             tx.woken.add(mailbox.place)
         tx.leases.remove(group, sorted(ended))
+
+
+def _has_leases(tx: Transaction, group: Group, now: int) -> bool:
+    return tx.leases.count(group, now).due or tx.leases.next_end(group, now) is not None
 
 
 def _tell_done(tx: Transaction, mailbox: Mailbox, group: Group, done: Sequence[Handle], now: int) -> None:
@@ -316,12 +320,19 @@ class Nack:
 
 
 def nack(tx: Transaction, request: Nack, now: int) -> int:
-    """Give leased messages back; return how many were leased (F6)."""
+    """Give leased messages back; return how many were leased (F6).
+
+    Raises :class:`TooManyDelayedError` where more would wait for their delay than may.
+    """
     mailbox, group, leases = _held(tx, request.tenant, request.address, request.group, request.ids, now)
     if group is None or not leases:
         return 0
+    more = sum(not lease.delayed for lease in leases) if request.delay else 0
+    if more and (there := tx.leases.count_delayed(mailbox, group, MAX_DELAYED - more, now)) > MAX_DELAYED - more:
+        raise TooManyDelayedError(MAX_DELAYED, there)
     for lease in leases:
         lease.until = now + request.delay
+        lease.delayed = request.delay > 0
     tx.leases.put(group, leases)
     # Also with a delay: waiting FETCHes must learn that the lease ends at another time.
     tx.woken.add(mailbox.place)
@@ -380,8 +391,6 @@ def redrive(tx: Transaction, request: Dead, now: int) -> int:
         for lease in leases:
             lease.dead, lease.deliveries, lease.until = False, 0, now
         tx.leases.put(group, leases)
-        group.checked = None
-        tx.groups.remember(group)
         tx.woken.add(mailbox.place)
     return len(leases)
 

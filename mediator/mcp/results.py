@@ -65,6 +65,7 @@ class MessagesResult(TypedDict):
 
     messages: list[ReceivedMessage]
     more: Annotated[bool, Field(description="True if there were more than fit into this result.")]
+    note: NotRequired[Annotated[str, Field(description="Why messages that wait were not returned.")]]
 
 
 class AckResult(TypedDict):

@@ -227,14 +227,18 @@ async def fetch(
         wait = max(min(left, LONGEST_FETCH), 0)
         config["max_wait_ms"] = int(wait * 1000)
         body = {"group_name": group, "deliver": start, "encoding": "utf8", "config": config}
-        found = (await caller.request(f"MSG.FETCH.{address}", body, wait=wait))["messages"]
+        reply = await caller.request(f"MSG.FETCH.{address}", body, wait=wait)
+        found = reply["messages"]
         if found or left <= LONGEST_FETCH:
             break
     messages = results.cut_messages(found)
     if rest := [message["msg_id"] for message in found[len(messages) :]]:
         # They are not in the result, so they must not stay leased.
         await caller.request(f"MSG.NACK.{address}", {"group_name": group, "msg_ids": rest})
-    return {"messages": messages, "more": bool(rest)}
+    result: results.MessagesResult = {"messages": messages, "more": bool(rest)}
+    if "note" in reply:
+        result["note"] = reply["note"]
+    return result
 
 
 async def ack(

@@ -113,7 +113,8 @@ class MailboxVerbs:
         fields = call.fields
         text = fields.choice("encoding", requests.ENCODINGS) == "utf8"
         request = requests.fetch(call.tenant, call.address, fields, call.replies.budget, call.known_connection)
-        return replies.messages(await self._broker.fetch(request), text=text)
+        found, note = await self._broker.fetch_and_note(request)
+        return replies.messages(found, text=text, note=note) if note else replies.messages(found, text=text)
 
     async def _query(self, call: VerbCall) -> bytes:
         fields = call.fields

@@ -173,6 +173,14 @@ def _group(address: str, group: GroupView, now: int) -> Iterator[Finding]:
             f"Group {name} holds {group.leased} leased messages, the maximum: it gets no new ones.",
             "Acknowledge finished messages, or use shorter leases.",
         )
+    if group.delayed:
+        ends = f"; the first delay ends {_when(group.next_delay_end, now)}" if group.next_delay_end else ""
+        yield Finding(
+            Level.NOTE,
+            f"Group {name} gave back {_messages(group.delayed)} with a delay{ends}. Until then no FETCH of the group "
+            "returns them.",
+            f"To get them now: `mediator nack {address} --group {name} ID` without a delay.",
+        )
     if group.leased:
         ends = f"; the first lease ends {_when(group.next_lease_end, now)}" if group.next_lease_end else ""
         yield Finding(

@@ -62,10 +62,12 @@ _GROUP = obj(
     open=COUNT,
     exact=FLAG,
     leased=COUNT,
+    delayed=COUNT,
     due=COUNT,
     dead=COUNT,
     dead_more=FLAG,
     next_lease_end=or_null(TIME),
+    next_delay_end=or_null(TIME),
     max_deliver=or_null(COUNT),
 )
 _SHOWN = obj(
@@ -290,9 +292,11 @@ def _group(view: MailboxView, group: GroupView) -> Answer:
         "open": group.open,
         "exact": group.exact,
         "leased": group.leased,
+        "delayed": group.delayed,
         "due": group.due,
         "dead": group.dead,
         "dead_more": group.dead_more,
         "next_lease_end": seconds(group.next_lease_end),
+        "next_delay_end": seconds(group.next_delay_end),
         "max_deliver": group.max_deliver,
     }

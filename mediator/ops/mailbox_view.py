@@ -48,17 +48,21 @@ class GroupView:
     exact: bool
     """Whether ``waiting`` and ``open`` are exact; otherwise they are upper bounds."""
     leased: int
+    """In the hands of workers now."""
+    delayed: int
+    """Given back with a delay that is not over."""
     due: int
     """Leased once, and to be delivered again."""
     dead: int
     dead_more: bool
     next_lease_end: int | None
+    next_delay_end: int | None
     max_deliver: int | None
 
     @property
     def idle(self) -> bool:
         """Whether it has nothing to do."""
-        return not (self.waiting or self.open or self.leased or self.due or self.dead)
+        return not (self.waiting or self.open or self.leased or self.delayed or self.due or self.dead)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +159,9 @@ def _next_due(tx: Transaction, mailbox: Mailbox, delayed: Usage) -> int | None:
 
 
 def _group(tx: Transaction, mailbox: Mailbox, group: Group, window: _Window, now: int) -> GroupView:
-    count = tx.leases.living(mailbox, group, now).number
-    due = tx.leases.due(group, now, MAX_LEASED) if count else []
+    leased = tx.leases.living(mailbox, group, now).number
+    delayed = tx.leases.living(mailbox, group, now, delayed=True).number
+    due = tx.leases.due(group, now, MAX_LEASED)
     there = tx.messages.handles(mailbox, [lease.msg_id for lease in due], now)
     ended = [lease for lease in due if lease.msg_id in there]
     last = [lease.msg_id for lease in ended if spent(group, lease)]
@@ -178,10 +183,12 @@ def _group(tx: Transaction, mailbox: Mailbox, group: Group, window: _Window, now
         waiting_since=min((h.created_at for h in waiting), default=None),
         open=unacknowledged + unleased,
         exact=exact,
-        leased=count - len(ended),
+        leased=leased,
+        delayed=delayed,
         due=len(ended) - len(last) - unleased,
         dead=len(dead),
         dead_more=len(buried) > DEAD,
-        next_lease_end=tx.leases.next_end(group, now) if count > len(ended) else None,
+        next_lease_end=tx.leases.next_end(group, now, delayed=[False]) if leased else None,
+        next_delay_end=tx.leases.next_end(group, now, delayed=[True]) if delayed else None,
         max_deliver=group.max_deliver,
     )

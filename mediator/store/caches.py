@@ -113,5 +113,21 @@ class Counted:
         self._count += by
 
 
-Counts = defaultdict[Hashable, Counted]
-"""Numbers of rows that are needed so often that counting them each time would hold up others, by what is counted."""
+MAX_COUNTS = 10_000
+
+
+class Counts(defaultdict[Hashable, Counted]):
+    """Numbers of rows that are needed so often that counting them each time would hold up others, by what is counted.
+
+    Of more than are kept, those go first that came first: they are counted anew.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(Counted)
+
+    def __missing__(self, what: Hashable) -> Counted:
+        """Begin to count, and forget the oldest where there are too many."""
+        # Readers look here too: a copy does not change meanwhile.
+        for oldest in list(self)[: max(0, len(self) - MAX_COUNTS + 1)]:
+            self.pop(oldest, None)
+        return super().__missing__(what)

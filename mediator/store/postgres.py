@@ -16,7 +16,7 @@ from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.send_only import SendOnlyAddresses, is_send_only
 from mediator.store import rows
 from mediator.store.base import Integrity, Place, Transaction
-from mediator.store.caches import Counted, Counts, MailboxCache, UnflushedPositions
+from mediator.store.caches import Counts, MailboxCache, UnflushedPositions
 from mediator.store.dialect import EMPTY_LANES, MESSAGE_COLUMNS, send_only_addresses
 from mediator.store.migrate import migrate
 from mediator.store.pool import Pool
@@ -165,7 +165,7 @@ class PostgresStore:
             return connection
 
         self._readers = Pool(lambda: PostgresDialect(Wire(connect_to_read), ""), READERS, READ_SECONDS)
-        self._counts = Counts(Counted)
+        self._counts = Counts()
         self.claims = Claims()
         try:
             _require_session_pooling(parameters)
@@ -277,7 +277,7 @@ class PostgresStore:
         """Open a snapshot; see :class:`mediator.store.base.Store`."""
         with self._readers.take() as dialect, _transaction(dialect):
             dialect.begin(_READING)
-            yield Transaction(Session(dialect, MailboxCache(0), UnflushedPositions(0), Counts(Counted)))
+            yield Transaction(Session(dialect, MailboxCache(0), UnflushedPositions(0), Counts()))
 
     def checkpoint(self) -> None:
         """The server does that itself."""

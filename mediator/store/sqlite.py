@@ -19,7 +19,7 @@ from mediator.mailboxes.claims import Claims
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.send_only import SendOnlyAddresses
 from mediator.store.base import Integrity, Place, Transaction
-from mediator.store.caches import Counted, Counts, MailboxCache, UnflushedPositions
+from mediator.store.caches import Counts, MailboxCache, UnflushedPositions
 from mediator.store.dialect import MESSAGE_COLUMNS
 from mediator.store.log_space import AHEAD, lengthen
 from mediator.store.migrate import migrate
@@ -128,7 +128,7 @@ class SqliteStore:
         self._writer = SqliteDialect(self._database.connection())
         self._mailboxes = MailboxCache(CACHED_MAILBOXES)
         self._positions = UnflushedPositions(UNFLUSHED_POSITIONS)
-        self._counts = Counts(Counted)
+        self._counts = Counts()
         self.claims = Claims()
         self._readers = Pool(lambda: connect_to_read(path), READERS)
         self._keeper: sqlite3.Connection | None = None
@@ -212,7 +212,7 @@ class SqliteStore:
                 try:
                     connection.execute("BEGIN")
                     reader = SqliteDialect(connection)
-                    yield Transaction(Session(reader, MailboxCache(0), self._positions, Counts(Counted)))
+                    yield Transaction(Session(reader, MailboxCache(0), self._positions, Counts()))
                 finally:
                     with suppress(sqlite3.Error):
                         connection.execute("ROLLBACK")

@@ -4,9 +4,9 @@ import pytest
 
 from mediator.mailboxes.group import NO_LEASE, Checked, Lease, Reply
 from mediator.mailboxes.lanes import LANES, Lane
-from mediator.mailboxes.ports import LeasePlace
+from mediator.mailboxes.ports import NO_LEASES, LeaseCount, LeasePlace
 from mediator.store.sqlite import SqliteStore
-from tests.harness.samples import ALL, T0, add, get, ids, leases
+from tests.harness.samples import ALL, T0, add, get, ids, leases, put
 from tests.harness.stores import undone
 
 BEGIN = LeasePlace(-1, -1, -1)
@@ -238,10 +238,82 @@ def test_dead_leases_come_in_order_of_id(store, leased):
 @pytest.mark.rule("F6")
 def test_living_leases_are_counted(store, leased):
     with store.transaction() as tx:
-        assert tx.leases.count(leased) == 6
+        assert tx.leases.count(leased, T0) == LeaseCount(4, due=True)
+        assert tx.leases.count(leased, T0 + 10) == LeaseCount(1, due=True)
+        assert tx.leases.count(leased, T0 + 20) == LeaseCount(0, due=True)
         tx.leases.put(leased, [Lease(0, Lane.LOW, T0 + 10, 1, dead=True)])
-        tx.leases.remove(leased, [1, 5])
-        assert tx.leases.count(leased) == 4
+        tx.leases.remove(leased, [1, 3, 5, 6])
+        assert tx.leases.count(leased, T0) == LeaseCount(2, due=False)
+        assert tx.leases.count(leased, T0 + 5) == LeaseCount(1, due=True)
+        tx.leases.remove(leased, [2, 4])
+        assert tx.leases.count(leased, T0 + 50) == NO_LEASES, "the dead are left"
+
+
+@pytest.mark.rule("F6")
+@pytest.mark.parametrize("lane", LANES)
+def test_delayed_leases_do_not_run_and_fall_due(opened, leased, lane):
+    store = opened.reopen()
+    with store.transaction() as tx:
+        tx.leases.put(leased, [Lease(20, lane, T0 + 2, 1, delayed=True), Lease(21, lane, T0 + 40, 1, delayed=True)])
+    with store.transaction() as tx:
+        assert leases(tx, leased, 20)[20] == Lease(20, lane, T0 + 2, 1, delayed=True)
+        tx.leases.remove(leased, [3, 6])
+        assert tx.leases.count(leased, T0) == LeaseCount(4, due=False)
+        assert tx.leases.count(leased, T0 + 2) == LeaseCount(4, due=True)
+        assert ids(tx.leases.due(leased, T0 + 2, ALL)) == [20]
+        assert ids(tx.leases.due(leased, T0 + 2, ALL, [lane])) == [20]
+        assert ids(tx.leases.due(leased, T0 + 2, ALL, [other for other in LANES if other is not lane])) == []
+        assert tx.leases.next_end(leased, T0) == tx.leases.next_end(leased, T0, delayed=[True]) == T0 + 2
+        assert tx.leases.next_end(leased, T0, delayed=[False]) == T0 + 5
+        assert tx.leases.next_end(leased, T0 + 20) == T0 + 40
+        tx.leases.put(leased, [Lease(20, lane, NO_LEASE, 1), Lease(21, lane, T0 + 40, 2)])
+        assert tx.leases.without_lease(leased, lane, 20) == [20]
+        assert tx.leases.count(leased, T0) == LeaseCount(5, due=True), "leased anew, or given without a lease"
+
+
+@pytest.mark.rule("F3", "F6")
+def test_of_many_due_leases_the_first_to_end_come_first(store, leased):
+    with store.transaction() as tx:
+        tx.leases.clear(leased)
+        slow = [Lease(number, Lane.NORMAL, T0 + 20 - number, 1, delayed=True) for number in range(10)]
+        tx.leases.put(leased, [*slow, *(Lease(number, Lane.LOW, T0, 1) for number in range(10, 14))])
+        assert ids(tx.leases.due(leased, T0 + 30, 3)) == [7, 8, 9]
+        assert ids(tx.leases.due(leased, T0 + 30, 3, [Lane.LOW])) == [10, 11, 12]
+        assert ids(tx.leases.due(leased, T0 + 30, ALL)) == list(range(14))
+        tx.leases.put(leased, [Lease(99, Lane.CRITICAL, T0 + 29, 1, delayed=True)])
+        assert ids(tx.leases.due(leased, T0 + 30, 1)) == [99]
+
+
+@pytest.mark.rule("F6")
+def test_what_waits_for_its_delay_is_counted(store, leased):
+    def count(tx, exact_above=ALL):
+        return tx.leases.count_delayed(get(tx), leased, exact_above, T0)
+
+    with store.transaction() as tx:
+        assert count(tx) == 0
+        tx.leases.put(leased, [Lease(number, Lane.NORMAL, T0 + 9, 1, delayed=True) for number in range(20, 25)])
+        assert count(tx) == count(tx, 0) == 5
+    with undone(store) as tx:
+        tx.leases.put(leased, [Lease(30, Lane.NORMAL, T0 + 9, 1, delayed=True)])
+        assert count(tx) == 6
+    with store.transaction() as tx:
+        assert count(tx) == 5
+        tx.leases.remove(leased, [20, 21])
+        tx.leases.put(leased, [Lease(22, Lane.NORMAL, T0 + 9, 2), Lease(23, Lane.NORMAL, T0 + 9, 2, dead=True)])
+        assert count(tx, 0) == 1, "exact where more may not fit"
+
+
+@pytest.mark.rule("F6", "K4")
+def test_delayed_leases_of_gone_messages_are_not_counted(store, leased):
+    with store.transaction() as tx:
+        mailbox = get(tx)
+        kept = [put(tx, mailbox).msg_id for _ in range(3)]
+        tx.leases.clear(leased)
+        tx.leases.put(leased, [Lease(i, Lane.NORMAL, T0 + 9, 1, delayed=True) for i in (*kept, 70, 71)])
+        assert tx.leases.living(mailbox, leased, T0, delayed=True).number == 3
+        assert tx.leases.living(mailbox, leased, T0).number == 0
+        assert tx.leases.count_delayed(mailbox, leased, 3, T0) == 3
+        assert sorted(leases(tx, leased, *kept, 70, 71)) == kept
 
 
 @pytest.mark.rule("F2", "F6")
@@ -276,11 +348,11 @@ def test_clear_ends_all_leases_of_one_group(store, leased):
         tx.leases.clear(leased)
         tx.leases.clear(leased)
         assert tx.leases.get(leased, range(10)) == []
-        assert tx.leases.count(leased) == 0
+        assert tx.leases.count(leased, T0) == NO_LEASES
         assert tx.leases.dead(leased, -1, ALL) == []
     with store.reading() as tx:
-        assert tx.leases.count(leased) == 0
-        assert tx.leases.count(tx.groups.find(get(tx), "other")) == 10
+        assert tx.leases.count(leased, T0) == NO_LEASES
+        assert tx.leases.count(tx.groups.find(get(tx), "other"), T0) == LeaseCount(10, due=False)
         assert tx.groups.find(get(tx), "g") is not None
 
 
@@ -289,7 +361,7 @@ def test_as_many_leases_as_a_group_may_have_are_kept_at_once(store):
     with store.transaction() as tx:
         group = tx.groups.add(add(tx), "g")
         tx.leases.put(group, [Lease(number, Lane.NORMAL, T0, 1) for number in range(10_000)])
-        assert tx.leases.count(group) == 10_000
+        assert tx.leases.count(group, T0 - 1) == LeaseCount(10_000, due=False)
     with store.transaction() as tx:
         assert len(tx.leases.get(group, range(10_000))) == 10_000
         tx.leases.remove(group, range(1_000))

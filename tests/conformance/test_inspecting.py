@@ -122,6 +122,27 @@ def test_leased_then_due_again(broker):
     assert (group.leased, group.due, group.open) == (0, 0, 1)
 
 
+@pytest.mark.rule("F6")
+def test_what_waits_for_its_delay_is_shown_apart(broker):
+    broker.create()
+    for _ in range(3):
+        broker.send()
+    broker.take(deliver=Deliver.EARLIEST, ack_wait=60 * SECOND)
+    broker.nack(0, 1, delay=90 * SECOND)
+    (group,) = look(broker).groups
+    assert (group.leased, group.delayed, group.due, group.idle) == (1, 2, 0, False)
+    assert group.next_lease_end == broker.now + 60 * SECOND
+    assert group.next_delay_end == broker.now + 90 * SECOND
+    assert any("gave back 2 messages with a delay; the first delay ends" in note for note in notes(broker))
+    broker.delete(1)
+    broker.advance(60 * SECOND)
+    (group,) = look(broker).groups
+    assert (group.leased, group.delayed, group.due, group.next_lease_end) == (0, 1, 1, None)
+    broker.advance(30 * SECOND)
+    (group,) = look(broker).groups
+    assert (group.leased, group.delayed, group.due, group.next_delay_end) == (0, 0, 2, None)
+
+
 @pytest.mark.rule("F7")
 def test_dead_for_a_group_from_the_end_of_the_last_lease_on(broker):
     broker.create()

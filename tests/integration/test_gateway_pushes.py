@@ -50,7 +50,7 @@ async def leases(service: Service) -> int:
     def count(tx: Transaction, now: int) -> int:
         group = tx.groups.find(get_live_mailbox(tx, "default", "orders", now), "workers", push=True)
         assert group is not None
-        return tx.leases.count(group)
+        return tx.leases.count(group, now).running
 
     return await service.broker.read(count)
 

@@ -39,6 +39,24 @@ async def batch(service: Service, *messages: Sent, to: str = "task") -> dict[str
     return await service.ask(f"MSG.BATCH.{to}", framed(messages))
 
 
+@pytest.mark.rule("F6", "F3")
+async def test_critical_mail_passes_10_000_that_wait_for_a_delay(service: Service) -> None:
+    leased = {"group_name": "g", "config": {"num_msgs": 1000, "ack_wait_ms": 3_600_000}}
+    for _ in range(10):
+        await batch(service, *[({}, b"x")] * 1000)
+        got = await service.fetch(**leased)
+        returned = {"group_name": "g", "msg_ids": [message["msg_id"] for message in got], "delay_ms": 3_600_000}
+        assert await service.done("MSG.NACK.task", returned) == {"error": "", "returned": 1000}
+    await service.send(b"now", priority="critical")
+    assert [message["priority"] for message in await service.fetch(**leased)] == ["critical"]
+    for _ in range(10):
+        await batch(service, *[({}, b"x")] * 1000)
+    assert [len(await service.fetch(**leased)) for _ in range(10)] == [1000] * 9 + [999]
+    reply = await service.done("MSG.FETCH.task", {**leased, "config": {**leased["config"], "max_wait_ms": 0}})
+    assert reply["messages"] == []
+    assert reply["note"].startswith("more messages wait, but 10000 messages of the group are leased")
+
+
 def counted(service: Service, outcome: str, verb: str = "BATCH") -> float:
     labels = {"verb": verb, "outcome": outcome}
     return service.metrics.registry.get_sample_value("mediator_requests_total", labels) or 0

@@ -38,7 +38,7 @@ async def leases(service: Service, queue: str = "workers") -> int:
     def count(tx: Transaction, now: int) -> int:
         group = tx.groups.find(get_live_mailbox(tx, "default", "task", now), queue, push=True)
         assert group is not None
-        return tx.leases.count(group)
+        return tx.leases.count(group, now).running
 
     return await service.broker.read(count)
 

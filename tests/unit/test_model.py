@@ -14,7 +14,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from mediator.errors import MailboxExistsError, MediatorError, NoSuchMailboxError, NoSuchMessageError
+from mediator.errors import (
+    MailboxExistsError,
+    MediatorError,
+    NoSuchMailboxError,
+    NoSuchMessageError,
+    TooManyDelayedError,
+)
 from mediator.mailboxes.fetching import Deliver, Fetch, Fetched
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Kind, Retention
@@ -35,6 +41,8 @@ CONNECTIONS = ("x", "y", "z")
 CLAIM = 30 * SECOND
 ROOM = 4
 """How many messages a group may lease here, so that groups do get full (F6)."""
+DELAYED = 3
+"""How many it may give back with a delay."""
 
 
 @dataclass(eq=False)
@@ -70,6 +78,8 @@ class Given:
 
     leased: bool
     until: int = 0
+    delayed: bool = False
+    """Whether it was given back with a delay since."""
     count: int = 0
     """Leased deliveries so far."""
 
@@ -117,18 +127,22 @@ class Members:
         given = self.given.get(msg_id)
         return given is not None and given.leased and given.until > now and msg_id not in self.settled
 
-    def was_leased(self, msg_id: int) -> bool:
-        given = self.given.get(msg_id)
-        return given is not None and (given.leased or given.count > 0)
-
     def leased(self, box: "Box", now: int, surely: bool) -> int:
         """Count the leases that take room: certainly those of messages that nobody may have settled (F6)."""
-        done = self.settled | self.perhaps if surely else self.settled
         return sum(
-            (given.leased if surely else self.was_leased(msg_id))
-            and msg_id not in done
+            self.running(msg_id, now)
+            and not given.delayed
+            and not (surely and msg_id in self.perhaps)
             and box.mail[msg_id].lives(now)
-            and not (surely and self.dead(msg_id, now))
+            for msg_id, given in self.given.items()
+        )
+
+    def delayed(self, box: "Box", now: int, surely: bool) -> int:
+        """Count what was given back with a delay; what is gone may be counted for a while (F6)."""
+        done = self.settled | self.perhaps
+        return sum(
+            given.delayed
+            and not (surely and (msg_id in done or self.dead(msg_id, now) or not box.mail[msg_id].lives(now)))
             for msg_id, given in self.given.items()
         )
 
@@ -178,8 +192,12 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
     class Mediator(RuleBasedStateMachine):
         def __init__(self) -> None:
             super().__init__()
-            self.patch = patch("mediator.mailboxes.fetching.MAX_LEASED", ROOM)
-            self.patch.start()
+            self.patches = [
+                patch("mediator.mailboxes.fetching.MAX_LEASED", ROOM),
+                patch("mediator.mailboxes.settling.MAX_DELAYED", DELAYED),
+            ]
+            for each in self.patches:
+                each.start()
             self.store = store_factory()
             self.broker = Broker(self.store)
             self.boxes: dict[str, Box] = {}
@@ -471,17 +489,16 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
             owed = [mail for mail in self.owed(box, members) if mail.id not in claimed]
             full = len(got) == request.num_msgs or request.budget != AMPLE
             missing = [mail.id for mail in owed if mail.id not in got]
+            no_room = False
             if lease:
-                # What was never leased waits for room.
-                new = [msg_id for msg_id in got if not members.was_leased(msg_id)]
-                possible = members.leased(box, now, surely=False) + len(new)
-                if possible >= ROOM:
-                    missing = [msg_id for msg_id in missing if members.was_leased(msg_id)]
-                assert members.leased(box, now, surely=True) + len(new) <= ROOM, "more than may be leased (F6)"
-            if full and got:
+                no_room = members.leased(box, now, surely=False) + len(got) >= ROOM
+                assert members.leased(box, now, surely=True) + len(got) <= ROOM, "more than may be leased (F6)"
+            if (full or no_room) and got:
                 assert all(box.mail[msg_id].rank > ranks[-1] for msg_id in missing), "passed over (A8)"
             else:
-                assert not missing, "not delivered (A8)"
+                assert no_room or not missing, "not delivered (A8)"
+            assert no_room or not fetched.note, "kept back by nothing (F6)"
+            assert full or not missing or fetched.note, "kept back without a word (F6)"
             if request.budget != AMPLE and len(got) > 1:
                 assert sum(len(box.mail[msg_id].payload) for msg_id in got) <= request.budget
             running = [g.until for i, g in members.given.items() if members.running(i, now) and box.mail[i].lives(now)]
@@ -492,6 +509,7 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
             for message in fetched.messages:
                 given = members.given.setdefault(message.msg_id, Given(False))
                 given.leased = lease > 0
+                given.delayed = False
                 members.perhaps.discard(message.msg_id)
                 members.revived.discard(message.msg_id)
                 if lease:
@@ -618,11 +636,23 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
             if longer:
                 done = self.broker.extend(*which, group=group, box=name, ack_wait=SECOND + span)
             else:
-                done = self.broker.nack(*which, group=group, box=name, delay=span)
+                more = [i for i in held if span and members is not None and not members.given[i].delayed]
+                sure = [i for i in more if i in there and members is not None and i not in members.perhaps]
+                try:
+                    done = self.broker.nack(*which, group=group, box=name, delay=span)
+                except TooManyDelayedError:
+                    assert members is not None
+                    assert more
+                    assert members.delayed(box, self.now, surely=False) + len(more) > DELAYED
+                    return
+                if sure and members is not None:
+                    assert members.delayed(box, self.now, surely=True) + len(sure) <= DELAYED
             assert len(there) <= done <= len(held)
             for msg_id in held:
+                assert members is not None
                 given = members.given[msg_id]
                 given.until = max(given.until, self.now + SECOND + span) if longer else self.now + span
+                given.delayed = given.delayed if longer else span > 0
 
         @rule(name=st.sampled_from(BOXES), group=st.sampled_from(GROUPS), drop=st.booleans())
         def work_on_dead(self, name: str, group: str, drop: bool) -> None:
@@ -641,6 +671,7 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
             assert self.broker.redrive(group=group, box=name) == len(dead)
             for mail in dead:
                 members.given[mail.id].count = 0
+                members.given[mail.id].delayed = False
                 members.revived.add(mail.id)
 
         # looking and removing
@@ -715,7 +746,8 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
 
         def teardown(self) -> None:
             """Everything that is owed comes in the end: delayed mail, ended leases, mail never fetched (A8)."""
-            self.patch.stop()
+            for each in self.patches:
+                each.stop()
             assert_intact(self.store)
             last = [self.now, *(one.due_at for one in self.waiting)]
             for box in self.boxes.values():

@@ -2,9 +2,9 @@
 
 import pytest
 
-from mediator.errors import BadRequestError, NoSuchMailboxError
+from mediator.errors import BadRequestError, NoSuchMailboxError, TooManyDelayedError
 from mediator.mailboxes.events import EventType
-from mediator.mailboxes.fetching import Deliver
+from mediator.mailboxes.fetching import FULL, Deliver
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Mailbox, Retention
 from mediator.mailboxes.message import Handle
@@ -577,6 +577,101 @@ def test_a_nack_of_what_is_not_leased_does_nothing(broker: Broker) -> None:
     broker.advance(SECOND)
     assert broker.nack(0, 2, delay=HOUR) == 0
     assert broker.take() == [0, 2]
+
+
+@pytest.fixture
+def small(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Broker:
+    """A mailbox of four normal messages whose groups may lease two and delay three."""
+    monkeypatch.setattr("mediator.mailboxes.fetching.MAX_LEASED", 2)
+    monkeypatch.setattr("mediator.mailboxes.settling.MAX_DELAYED", 3)
+    send(broker, *[NORMAL] * 4)
+    return broker
+
+
+@pytest.mark.rule("F6", "F3")
+def test_what_waits_for_its_delay_takes_no_room(small: Broker) -> None:
+    assert small.take(ack_wait=SECOND) == [0, 1]
+    assert small.nack(0, 1, delay=HOUR) == 2
+    send(small, CRITICAL)
+    assert small.take(ack_wait=SECOND) == [4, 2]
+    small.ack(4, 2)
+    assert small.take(ack_wait=SECOND) == [3]
+    assert small.ack(0) == 1, "it may be acknowledged while it waits (K3)"
+    small.advance(HOUR)
+    assert small.take() == [1, 3]
+
+
+@pytest.mark.rule("F6", "F3")
+def test_leases_that_ended_take_no_room(small: Broker) -> None:
+    assert small.take(ack_wait=SECOND) == [0, 1]
+    small.advance(SECOND)
+    send(small, CRITICAL)
+    assert small.take(ack_wait=SECOND) == [4, 0]
+
+
+@pytest.mark.rule("F6")
+def test_what_is_due_after_a_delay_needs_room(small: Broker) -> None:
+    assert small.take(ack_wait=SECOND) == [0, 1]
+    small.nack(0, 1, delay=SECOND)
+    assert small.take(ack_wait=HOUR) == [2, 3]
+    small.advance(SECOND)
+    found = small.fetch(ack_wait=HOUR)
+    assert (found.messages, found.note, found.retry_at) == ([], FULL, START + HOUR)
+    small.ack(3)
+    assert small.take(ack_wait=HOUR) == [0]
+    assert small.take() == [1], "without a lease it needs none"
+    assert small.take(ack_wait=HOUR) == []
+
+
+@pytest.mark.rule("F6")
+def test_a_fetch_that_the_bound_keeps_short_notes_it(small: Broker) -> None:
+    assert small.fetch(deliver=Deliver.EARLIEST, ack_wait=HOUR, num_msgs=1).note == ""
+    short = small.fetch(ack_wait=HOUR)
+    assert ([message.msg_id for message in short.messages], short.note) == ([1], FULL)
+    assert small.fetch(ack_wait=HOUR).note == FULL
+    assert small.fetch().note == ""
+    small.delete(2)
+    small.delete(3)
+    assert small.fetch(ack_wait=HOUR).note == "", "nothing else waits"
+
+
+@pytest.mark.rule("F6")
+def test_more_delayed_than_may_be_are_refused_whole(small: Broker) -> None:
+    assert small.take(ack_wait=HOUR) == [0, 1]
+    small.nack(0, 1, delay=SECOND)
+    assert small.take(ack_wait=HOUR) == [2, 3]
+    with pytest.raises(TooManyDelayedError, match=r"^delay_ms: too_many_delayed, 2 messages .* at most 3"):
+        small.nack(2, 3, delay=HOUR)
+    assert small.extend(2, 3, ack_wait=HOUR) == 2, "they are leased as before"
+    assert small.nack(2, delay=HOUR) == 1
+    assert small.nack(0, 1, 2, delay=2 * SECOND) == 3, "those that wait are no more than before"
+    with pytest.raises(TooManyDelayedError):
+        small.nack(3, delay=1)
+    assert small.nack(0, 3) == 2, "without a delay there is room"
+    assert small.take(ack_wait=HOUR) == [0, 3]
+    assert small.nack(3, delay=HOUR) == 1
+    small.advance(2 * SECOND)
+    assert small.take() == [1, 2]
+
+
+@pytest.mark.rule("F6", "F7")
+def test_the_last_delivery_with_a_delay_is_dead_after_it(small: Broker) -> None:
+    assert small.take(ack_wait=HOUR, max_deliver=1) == [0, 1]
+    small.nack(0, 1, delay=SECOND)
+    assert small.shown(dead_for=GROUP) == []
+    small.advance(SECOND)
+    assert small.shown(dead_for=GROUP) == [0, 1]
+    assert small.take(ack_wait=HOUR) == [2, 3]
+    assert small.redrive() == small.nack(2, 3, delay=HOUR) == 2, "the dead wait for no delay"
+    assert small.take(ack_wait=HOUR) == [0, 1]
+
+
+@pytest.mark.rule("F6", "F2")
+def test_who_waits_learns_when_a_delay_ends(small: Broker) -> None:
+    assert small.take(ack_wait=HOUR) == [0, 1]
+    small.nack(1, delay=5 * SECOND)
+    assert small.take(ack_wait=HOUR) == [2]
+    assert small.fetch(ack_wait=HOUR).retry_at == START + 5 * SECOND
 
 
 @pytest.mark.rule("F6")

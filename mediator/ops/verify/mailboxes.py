@@ -150,7 +150,7 @@ def mailbox_checks() -> list[VerifyCheck]:
             "SELECT consumer.mailbox_no, lease.msg_id FROM lease JOIN consumer ON consumer.no = group_no"
             " LEFT JOIN message ON message.mailbox_no = consumer.mailbox_no AND message.msg_id = lease.msg_id"
             " WHERE {group_no} AND (lease.lane <> message.lane OR deliveries < dead OR until < 0"
-            f" OR dead NOT IN (0, 1) OR lease.lane NOT BETWEEN 0 AND {LANES[-1].value})",
+            f" OR dead NOT IN (0, 1) OR delayed NOT IN (0, 1) OR lease.lane NOT BETWEEN 0 AND {LANES[-1].value})",
             _MESSAGE,
         ),
     ]

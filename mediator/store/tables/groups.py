@@ -1,15 +1,19 @@
 """Consumer groups and their leases in SQL."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from operator import itemgetter
 
 from mediator.mailboxes.group import NO_LEASE, Group, Lease
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.mailbox import Mailbox
-from mediator.mailboxes.ports import LeasePlace, LiveLeaseCount
+from mediator.mailboxes.ports import NO_LEASES, LeaseCount, LeasePlace, LiveLeaseCount
 from mediator.store import rows
 from mediator.store.dialect import EMPTY_LANES
 from mediator.store.rows import Row
 from mediator.store.session import Session, Table
+
+DELAYED = "delayed leases"
+"""Under which the messages that a group gave back with a delay are counted, with its number."""
 
 
 class Groups(Table):
@@ -130,53 +134,77 @@ class Leases(Table):
 
     def put(self, group: Group, leases: Sequence[Lease]) -> None:
         self._session.unleased.discard(group.no)
+        if delayed := sum([lease.delayed for lease in leases]):
+            self._session.add_count((DELAYED, group.no), delayed)
         self._dialect.many(
-            "INSERT INTO lease (group_no, msg_id, lane, until, deliveries, dead) VALUES (?, ?, ?, ?, ?, ?)"
-            " ON CONFLICT (group_no, msg_id)"
-            " DO UPDATE SET until = excluded.until, deliveries = excluded.deliveries, dead = excluded.dead",
-            [(group.no, x.msg_id, x.lane.value, x.until, x.deliveries, int(x.dead)) for x in leases],
+            "INSERT INTO lease (group_no, msg_id, lane, until, deliveries, dead, delayed) VALUES (?, ?, ?, ?, ?, ?, ?)"
+            " ON CONFLICT (group_no, msg_id) DO UPDATE SET until = excluded.until,"
+            " deliveries = excluded.deliveries, dead = excluded.dead, delayed = excluded.delayed",
+            [(group.no, x.msg_id, x.lane.value, x.until, x.deliveries, int(x.dead), int(x.delayed)) for x in leases],
         )
 
     def remove(self, group: Group, ids: Sequence[int]) -> None:
         self._for_each("DELETE FROM lease WHERE group_no = ? AND {among}", "msg_id", ids, (group.no,))
 
-    def due(self, group: Group, now: int, limit: int) -> list[Lease]:
-        sql = f"{_LEASE} WHERE group_no = ? AND dead = 0 AND until <= ? ORDER BY lane, msg_id LIMIT ?"
-        return [_lease(row) for row in self._execute(sql, (group.no, now, limit))]
+    def due(self, group: Group, now: int, limit: int, lanes: Sequence[Lane] = LANES) -> list[Lease]:
+        # Each part is the beginning of a range of the index, or a FETCH would sort all that is due.
+        sql = " UNION ALL ".join(
+            f"SELECT * FROM ({_LEASE} WHERE {place} AND until <= ? ORDER BY until, msg_id LIMIT ?) AS part"
+            for place in _ranges(lanes)
+        )
+        found = self._execute(sql, (group.no, now, limit) * (2 * len(lanes)))
+        return [_lease(row) for row in sorted(found, key=_by_lane_and_id)[:limit]]
 
     def without_lease(self, group: Group, lane: Lane, last: int) -> list[int]:
         if group.no in self._session.unleased:
             return []
         sql = (
-            "SELECT msg_id FROM lease WHERE group_no = ? AND dead = 0 AND until = ? AND lane = ? AND msg_id <= ?"
-            " ORDER BY msg_id"
+            "SELECT msg_id FROM lease WHERE group_no = ? AND dead = 0 AND delayed = 0 AND lane = ? AND until = ?"
+            " AND msg_id <= ? ORDER BY msg_id"
         )
-        return [row[0] for row in self._execute(sql, (group.no, NO_LEASE, lane.value, last))]
+        return [row[0] for row in self._execute(sql, (group.no, lane.value, NO_LEASE, last))]
 
     def dead(self, group: Group, after: int, limit: int) -> list[Lease]:
         sql = f"{_LEASE} WHERE group_no = ? AND dead = 1 AND msg_id > ? ORDER BY msg_id LIMIT ?"
         return [_lease(row) for row in self._execute(sql, (group.no, after, limit))]
 
-    def count(self, group: Group) -> int:
+    def count(self, group: Group, now: int) -> LeaseCount:
         if group.no in self._session.unleased:
-            return 0
-        return int(self._session.one("SELECT count(*) FROM lease WHERE group_no = ? AND dead = 0", (group.no,))[0])
+            return NO_LEASES
+        row = self._session.first(_COUNT, (group.no, now, group.no, now, group.no))
+        return NO_LEASES if row is None else LeaseCount(row[0], bool(row[1]))
 
-    def living(self, mailbox: Mailbox, group: Group, now: int) -> LiveLeaseCount:
+    def count_delayed(self, mailbox: Mailbox, group: Group, exact_above: int, now: int) -> int:
+        def count_exactly() -> int:
+            sql = "SELECT count(*) FROM lease WHERE group_no = ? AND dead = 0 AND delayed = 1"
+            return int(self._session.one(sql, (group.no,))[0])
+
+        def count_living() -> int:
+            if (there := count_exactly()) <= exact_above:
+                return there
+            # At most every few seconds: it looks for the message of each.
+            self.end_gone(mailbox, group, now, delayed=True)
+            return count_exactly()
+
+        about = self._session.count((DELAYED, group.no), count_living)
+        return about if about <= exact_above else count_exactly()
+
+    def living(self, mailbox: Mailbox, group: Group, now: int, *, delayed: bool = False) -> LiveLeaseCount:
         self._session.flush()
         # In this order of tables: SQLite would not know that the mailbox may hold far more than the group has leased.
         sql = (
             "SELECT count(*), min(expire_at) FROM lease CROSS JOIN message WHERE group_no = ? AND dead = 0"
+            " AND delayed = ? AND until > ?"
             " AND mailbox_no = ? AND message.msg_id = lease.msg_id AND (expire_at IS NULL OR expire_at > ?)"
         )
-        return LiveLeaseCount(*self._session.one(sql, (group.no, mailbox.no, now)))
+        return LiveLeaseCount(*self._session.one(sql, (group.no, int(delayed), now, mailbox.no, now)))
 
-    def end_gone(self, mailbox: Mailbox, group: Group, now: int) -> None:
+    def end_gone(self, mailbox: Mailbox, group: Group, now: int, *, delayed: bool = False) -> None:
         self._session.flush()
         self._execute(
-            "DELETE FROM lease WHERE group_no = ? AND dead = 0 AND NOT EXISTS (SELECT 1 FROM message"
+            "DELETE FROM lease WHERE group_no = ? AND dead = 0 AND delayed = ? AND NOT EXISTS (SELECT 1 FROM message"
             " WHERE mailbox_no = ? AND message.msg_id = lease.msg_id AND (expire_at IS NULL OR expire_at > ?))",
-            (group.no, mailbox.no, now),
+            (group.no, int(delayed), mailbox.no, now),
         )
 
     def ended(self, after: LeasePlace, now: int, limit: int) -> list[LeasePlace]:
@@ -186,9 +214,10 @@ class Leases(Table):
         )
         return [LeasePlace(*row) for row in self._execute(sql, (*after, now, limit))]
 
-    def next_end(self, group: Group, now: int) -> int | None:
-        sql = "SELECT min(until) FROM lease WHERE group_no = ? AND dead = 0 AND until > ?"
-        row = self._session.one(sql, (group.no, now))
+    def next_end(self, group: Group, now: int, *, delayed: Sequence[bool] = (False, True)) -> int | None:
+        ranges = list(_ranges(LANES, delayed))
+        ends = " UNION ALL ".join(f"SELECT min(until) AS until FROM lease WHERE {x} AND until > ?" for x in ranges)
+        row = self._session.one(f"SELECT min(until) FROM ({ends}) AS ends", (group.no, now) * len(ranges))
         return None if row[0] is None else int(row[0])
 
     def clear(self, group: Group) -> None:
@@ -197,8 +226,24 @@ class Leases(Table):
 
 _COLUMNS = rows.GROUP.count(",") + 1
 _GROUP = f"SELECT {rows.GROUP} FROM consumer"
-_LEASE = "SELECT msg_id, lane, until, deliveries, dead FROM lease"
+_LEASE = "SELECT msg_id, lane, until, deliveries, dead, delayed FROM lease"
+_ALL_LANES = ", ".join(str(lane.value) for lane in LANES)
+# The last condition comes first: most groups have no lease.
+_COUNT = (
+    "SELECT (SELECT count(*) FROM lease WHERE group_no = ? AND dead = 0 AND delayed = 0"
+    f" AND lane IN ({_ALL_LANES}) AND until > ?), EXISTS (SELECT 1 FROM lease WHERE group_no = ? AND dead = 0"
+    f" AND delayed IN (0, 1) AND lane IN ({_ALL_LANES}) AND until <= ?)"
+    " WHERE EXISTS (SELECT 1 FROM lease WHERE group_no = ? AND dead = 0)"
+)
+_by_lane_and_id = itemgetter(1, 0)
+
+
+def _ranges(lanes: Iterable[Lane], delayed: Sequence[bool] = (False, True)) -> Iterator[str]:
+    """Yield the conditions of the ranges in which the index ``lease_state`` is in order of ``until``."""
+    for lane in lanes:
+        for each in delayed:
+            yield f"group_no = ? AND dead = 0 AND delayed = {int(each)} AND lane = {lane.value}"
 
 
 def _lease(row: Row) -> Lease:
-    return Lease(row[0], LANES[row[1]], row[2], row[3], bool(row[4]))
+    return Lease(row[0], LANES[row[1]], row[2], row[3], bool(row[4]), bool(row[5]))
