@@ -1,6 +1,7 @@
 """The admin API: every operation with a path, as JSON over HTTP below ``/api/v1``, and its OpenAPI document."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -52,8 +53,9 @@ class AdminApi:
         async def answer(request: web.Request) -> web.Response:
             actor = self._access.require(request, Right.READ)
             extend_time_limit(request, operation.within + GRACE)
-            # Who may not do it is told so, whatever the request says otherwise.
-            fields = await _read(operation, request) if operation.right in actor.rights else {}
+            # Who may not do it is told so, whatever else is wrong with the request.
+            read = _read if operation.right in actor.rights else _read_refused
+            fields = await read(operation, request)
             try:
                 body = await self._operations.run(actor, operation.name, fields)
             except TimeoutError:
@@ -86,6 +88,17 @@ async def _read(operation: Operation, request: web.Request) -> OperationRequest:
     for name, value in given.items():
         _check(name, value, operation.fields[name])
     return given
+
+
+async def _read_refused(operation: Operation, request: web.Request) -> OperationRequest:
+    """Return the fields that a request names which is refused anyway, for the audit log; what is wrong is left out."""
+    given: dict[str, Any] = {}
+    with suppress(BadRequestError):
+        given |= _read_query(operation, request)
+    with suppress(BadRequestError, web.HTTPException):
+        given |= await _read_body(operation, request)
+    given |= request.match_info
+    return {name: _with_numbers(given[name], schema) for name, schema in operation.fields.items() if name in given}
 
 
 async def _read_body(operation: Operation, request: web.Request) -> dict[str, Any]:

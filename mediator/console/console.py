@@ -142,7 +142,12 @@ class Console:
             self._access.check_form(request, str(form.get("csrf", "")))
             operation = self.operations.get(request.match_info["operation"])
             extend_time_limit(request, operation.within + GRACE)
-            answer = await visit.run(operation.name, **read_form(operation, form))
+            if operation.right in visit.actor.rights:
+                fields = read_form(operation, form)
+            else:
+                # It is refused, and audited with what it names.
+                fields = {name: str(form[name]) for name in operation.fields if name in form}
+            answer = await visit.run(operation.name, **fields)
         except (MediatorError, TimeoutError, web.HTTPException) as error:
             if "back" not in form:
                 return await self._refused(visit, error)

@@ -12,7 +12,7 @@ from mediator.console.pages import Page, Shown, Visit
 from mediator.console.streams import COMMENT, WRITE_SECONDS, event
 from mediator.errors import MediatorError
 from mediator.ops.mailbox_operations import find_address
-from mediator.ops.operations import Right, read_numbered
+from mediator.ops.operations import read_numbered
 from mediator.ops.ranking import LOOKED_AT, ORDERS
 from mediator.ops.sampling import LANE_WORDS
 
@@ -38,13 +38,8 @@ class MailboxPages:
             Page("/mailboxes", "Mailboxes", self._list, group="Mail"),
             Page(_ONE, "Mailbox", self._show, template="mailbox.html"),
             Page(f"{_ONE}/dead/{{group_name}}", "Dead messages", self._dead, template="dead.html"),
-            Page(
-                f"{_ONE}/messages/{{msg_id}}",
-                "Message",
-                self._message,
-                template="message.html",
-                right=Right.READ_PAYLOAD,
-            ),
+            # Its operation refuses whoever may read no payloads, and audits that.
+            Page(f"{_ONE}/messages/{{msg_id}}", "Message", self._message, template="message.html"),
             Page(f"{_ONE}/live", "", self._follow),
         )
 

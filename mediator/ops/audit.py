@@ -48,6 +48,9 @@ from mediator.store.session import Table
 KEPT = 100_000
 """Entries that are kept at most."""
 MAX_LISTED = 1000
+MAX_REFUSED = 20
+"""Different acts of one operator without the right to them that have an entry each within a day; further ones are
+counted by operation, so that nobody without rights pushes out others' entries."""
 MAX_FAILED = 1000
 """Acts that failed whose entries are remembered, to count repeats in them."""
 NOT_OK = "failed"
@@ -122,27 +125,31 @@ _ENTRY = obj(
 )
 
 
+_Act = tuple[str, str, str, str, str, str]
+"""Actor, way in, operation, result, tenant and fields; without the last two, all refused acts with that operation."""
+
+
 class AuditLog:
     """Keeps what operators do, and lists it. Used on the event loop."""
 
     def __init__(self, broker: Broker, instance: str) -> None:
         self._broker = broker
         self._instance = instance
-        self._failed: OrderedDict[tuple[str, ...], tuple[int, int]] = OrderedDict()
+        self._failed: OrderedDict[_Act, tuple[int, int]] = OrderedDict()
         """The number and the time of the entry that counts an act which failed, the latest last."""
 
     async def record(self, actor: Actor, operation: Operation, request: OperationRequest, result: str) -> None:
         """Keep an act; see :data:`mediator.ops.operations.Audit`. If the store refuses it, the log has it alone.
 
-        What fails again within a day is counted in the entry that there is, so that nobody pushes out others' entries
-        with it. Where the actor has not the right, that is so whatever the request says.
+        What fails again within a day is counted in the entry that there is; see also :data:`MAX_REFUSED`.
         """
         tenant = request.get("tenant")
         tenant = _text(tenant)[:MAX_TEXT] if isinstance(tenant, str) and tenant else DEFAULT_TENANT
         fields = orjson.dumps(_kept(operation, request)).decode()
         about = {"actor": actor.name, "via": actor.via, "operation": operation.name, "tenant": tenant, "result": result}
-        asked = () if result == NotAllowedError.code else (tenant, fields)
-        key = (actor.name, actor.via, operation.name, result, *asked)
+        key = actor.name, actor.via, operation.name, result, tenant, fields
+        if result == NotAllowedError.code and key not in self._failed and self._refused(actor) >= MAX_REFUSED:
+            key = *key[:4], "", ""
         former = self._failed.get(key)
 
         def write(tx: Transaction, now: int) -> tuple[int, int]:
@@ -164,6 +171,11 @@ class AuditLog:
                     self._failed.popitem(last=False)
         except MediatorError as error:
             _log.error("an act is missing in the audit log", **about, reason=str(error))
+
+    def _refused(self, actor: Actor) -> int:
+        """Return how many different acts of an operator without the right to them have an entry each."""
+        since, refused = self._broker.clock() - DAY, NotAllowedError.code
+        return sum(key[::3] == (actor.name, refused) and at > since for key, (_, at) in self._failed.items() if key[5])
 
     @operation(
         "audit-list",
@@ -211,7 +223,10 @@ def _kept(operation: Operation, request: OperationRequest) -> dict[str, Any]:
 
 
 def _redacted(value: Any) -> Any:
-    return redact(_text(value)) if isinstance(value, str) and read_numbered(value) is None else _cut(value)
+    if not isinstance(value, str):
+        # A list of addresses where one is expected, in a request that is refused.
+        value = _cut(value)
+    return redact(_text(value)) if isinstance(value, str) and read_numbered(value) is None else value
 
 
 def _is_secret(name: str, schema: Schema) -> bool:

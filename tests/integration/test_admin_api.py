@@ -165,7 +165,7 @@ async def test_what_operators_change_stands_in_the_audit_log(admin: Admin) -> No
     assert [(one["actor"], one["operation"], one["fields"], one["result"]) for one in reversed(entries)] == [
         ("operateer", "message-send", {"mail_address": redact("box"), "lane": "urgent"}, "ok"),
         ("operateer", "mailbox-set", {"mail_address": redact("box"), "ack_wait_ms": 1000}, "ok"),
-        ("reader", "mailbox-delete", {}, "not_allowed"),
+        ("reader", "mailbox-delete", {"mail_address": redact("box")}, "not_allowed"),
         ("operateer", "mailbox-delete", {"mail_address": redact("other")}, "mailbox_not_found"),
         ("read-payloader", "message-show", {"mail_address": redact("box"), "msg_id": 0}, "ok"),
     ]
@@ -173,6 +173,32 @@ async def test_what_operators_change_stands_in_the_audit_log(admin: Admin) -> No
     assert (page["entries"][0]["fields"], page["more"]) == ({"mail_address": redact("other")}, True)
     older = await admin.done("GET", f"/audit?operation=mailbox-set&before={page['entries'][0]['no']}")
     assert [one["result"] for one in older["entries"]] == ["ok"]
+
+
+async def test_refused_acts_are_audited_as_they_were_asked(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mediator.ops.audit.MAX_REFUSED", 1000)
+    operations = {operation.name: operation for operation in admin.app.service.operations.all()}
+    acts = [each for each in operations.values() if each.is_act and each.path and each.right not in ROLES["read"]]
+    assert len(acts) > 20
+    for operation in acts:
+        path = (operation.path or "").format_map(FIELDS)
+        # As it should be, and wrong in every way.
+        if operation.method in {"GET", "DELETE"}:
+            await admin.call(operation.method, f"{path}?tenant=acme", role="read")
+            await admin.call(operation.method, f"{path}?tenant=globex&no-field=1&tenant=globex", role="read")
+        else:
+            await admin.call(operation.method, path, {"tenant": "acme"}, role="read")
+            await admin.call(operation.method, f"{path}?tenant=globex", b"{", role="read")
+    entries = (await admin.done("GET", "/audit?actor=reader&limit=1000"))["entries"]
+    for operation in acts:
+        found = [each for each in entries if each["operation"] == operation.name]
+        assert {each["result"] for each in found} == {"not_allowed"}, operation.name
+        if "tenant" in operation.fields and "{tenant}" not in (operation.path or ""):
+            assert {each["tenant"] for each in found} >= {"acme"}, operation.name
+            if operation.method not in {"GET", "DELETE"}:
+                assert {each["tenant"] for each in found} == {"acme", "globex"}, operation.name
+        if "{mail_address}" in (operation.path or ""):
+            assert {each["fields"]["mail_address"] for each in found} == {redact("box")}, operation.name
 
 
 async def test_messages_are_listed_by_lane_and_in_pages(admin: Admin) -> None:

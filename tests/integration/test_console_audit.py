@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from mediator.console.audit import PER_PAGE
+from mediator.mailboxes.address import redact
 from mediator.mailboxes.bounds import DAY
+from mediator.ops.audit import MAX_REFUSED
 from tests.harness.console_site import ConsoleSite, console_site
 
 
@@ -30,7 +32,7 @@ async def test_acts_are_filtered_and_their_fields_are_shown(site: ConsoleSite) -
     await site.act("message-send", mail_address="task", payload="between us", lane="urgent")
     site.role = "read"
     await site.act("mailbox-delete", mail_address="task")
-    await site.act("mailbox-delete", mail_address="<b>" * 3)
+    await site.act("mailbox-delete", mail_address="task")
     sent = ("admin", "message-send", "done")
     refused = ("read", "mailbox-delete", "not allowed")
     often = (*refused[:2], "not allowed, 2 times")
@@ -72,14 +74,31 @@ async def test_who_may_not_act_pushes_out_no_entry(site: ConsoleSite) -> None:
     found = (await site.core.ask("audit-list"))["entries"]
     assert [(each["operation"], each["result"], each["times"]) for each in found] == [
         ("mailbox-delete", "mailbox_not_found", 3),
-        ("mailbox-set", "not_allowed", 30),
-        ("mailbox-delete", "not_allowed", 30),
+        ("mailbox-set", "not_allowed", 30 - MAX_REFUSED // 2),
+        ("mailbox-delete", "not_allowed", 30 - MAX_REFUSED // 2),
+        *[("mailbox-set", "not_allowed", 1), ("mailbox-delete", "not_allowed", 1)] * (MAX_REFUSED // 2),
         ("message-send", "ok", 1),
+    ]
+    # The first different ones are kept as they were asked for.
+    assert [each["tenant"] for each in found if each["operation"] == "mailbox-delete"][2:] == [
+        f"t{number}" for number in reversed(range(MAX_REFUSED // 2))
     ]
     assert all(each["last_at"] >= each["at"] for each in found)
     site.core.clock.ahead += DAY
     await site.act("mailbox-delete", mail_address="none")
     assert [each["times"] for each in (await site.core.ask("audit-list", limit=2))["entries"]] == [1, 3]
+
+
+async def test_a_refused_act_names_what_it_asked_for(site: ConsoleSite) -> None:
+    site.role = "read"
+    await site.act("message-send", tenant="acme", mail_address="task", payload="between us", delay="soon")
+    assert (await site.get("/console/mailboxes/acme/task/messages/7")).status == 403
+    refused = {"mail_address": redact("task")}
+    found = (await site.core.ask("audit-list"))["entries"]
+    assert [(each["operation"], each["tenant"], each["fields"], each["result"]) for each in found] == [
+        ("message-show", "acme", refused | {"msg_id": 7}, "not_allowed"),
+        ("message-send", "acme", refused | {"delay": "soon"}, "not_allowed"),
+    ]
 
 
 @pytest.mark.parametrize("value", ["9" * 30, "9" * 5000, "[" * 9_000, "[" * 300 + "]" * 300, "\ud7ff\0", "1e999"])
