@@ -36,6 +36,7 @@ from pickup.mediation.ports import ConnectionRow, MediationTransaction
 from pickup.mediation.records import (
     AccessRule,
     Connection,
+    DidRotation,
     Invitation,
     MediationRules,
     NewConnection,
@@ -152,6 +153,12 @@ class MediationBroker:
     async def reuse(self, connection: Connection, invitation: str) -> Connection:
         """Use a connection for an invitation of ours (RFC 0434 §reuse)."""
         return await self.write(lambda tx, now: connecting.reuse(tx, connection, invitation, now), connection)
+
+    async def rotate_did(self, connection: Connection | None, rotation: DidRotation) -> Connection | None:
+        """Give a connection to its peer's new DID, or end it (D14); see :func:`pickup.mediation.connecting.rotate`."""
+        return await self.write(
+            lambda tx, now: connecting.rotate(tx, self.rules, rotation, now), connection, when_full=True
+        )
 
     async def request_mediation(self, connection: Connection | None, new: NewConnection | None) -> Connection:
         """Grant a mailbox (RFC 0211 §mediation-request); ``new`` is a v2 peer, connected by this very request (D1).

@@ -15,7 +15,7 @@ from mediator.errors import BadRequestError, MediatorError, NotEnrolledError, Un
 from pickup.broker import MediationBroker
 from pickup.mediation import replays
 from pickup.mediation.records import Connection, Generation
-from pickup.mediation.replays import SeenEnvelope
+from pickup.mediation.replays import CLOCK_SKEW, SeenEnvelope
 from pickup.message import DidcommMessage, Json, ReplyMessage
 from pickup.problem_reports import is_report, report
 
@@ -96,9 +96,6 @@ class InboundRequest:
 
 Handler = Callable[[InboundRequest], Awaitable[Sequence[ReplyMessage]]]
 
-CLOCK_SKEW = 5 * 60 * 1000
-"""Milliseconds for which an expired message is still taken, since the clocks of wallets are not exact."""
-
 Version = tuple[int, int]
 """Major and minor."""
 
@@ -174,7 +171,7 @@ class Dispatcher:
         """
         try:
             entry = self._entry(request)
-            _check_expiry(request)
+            check_expiry(request)
             envelope = _seen_envelope(request) if entry.once and not request.repeated else None
             if envelope is not None:
                 request.mediation = request.mediation.once(envelope)
@@ -204,8 +201,8 @@ class Dispatcher:
         return [report(request.message, error)]
 
 
-def _check_expiry(request: InboundRequest) -> None:
-    """Refuse an expired message; a forward is not refused, since its sender must learn nothing (D9)."""
+def check_expiry(request: InboundRequest) -> None:
+    """Refuse a message that expired more than some minutes ago, but no forward: its sender must learn nothing (D9)."""
     expires, name, now = request.message.expires_time, request.message.type.name, request.mediation.clock()
     if expires is not None and name != "forward" and expires * 1000 + CLOCK_SKEW <= now:
         raise BadRequestError("expires_time", f"must be in the future; it is {now // 1000} here, got {expires}")

@@ -17,7 +17,7 @@ from pickup.broker import MediationBroker
 from pickup.dispatcher import InboundRequest, TransportChannel
 from pickup.live_leases import LiveLeases
 from pickup.mediation.message_queue import QueueStatus
-from pickup.mediation.records import Connection
+from pickup.mediation.records import Connection, Generation
 from pickup.message import MessageType, ReplyMessage
 from pickup.metrics import DidcommMetrics
 from pickup.protocols.message_pickup import delivery
@@ -193,6 +193,12 @@ class LiveSessions:
         ]
         return shown, len(found)
 
+    def rotated(self, connection: Connection) -> None:
+        """Push to a connection's new DID from now on (D14)."""
+        session = self._of.get(connection.no)
+        if session is not None:
+            session.connection = connection
+
     def end(self, which: Callable[[Connection], bool]) -> set[TransportChannel]:
         """End the sessions of these connections, and return their channels; unacknowledged mail stays queued."""
         ended = [session for session in self._of.values() if which(session.connection)]
@@ -315,9 +321,14 @@ class LiveSessions:
             session.cursor = behind
             return False
         assert session.type is not None
-        assert connection.mailbox_no is not None
+        mailbox_no = connection.mailbox_no
+        assert mailbox_no is not None
         try:
-            sealed = await self._sealer.seal(connection, delivery(session.type, connection.mailbox_no, messages))
+            if self._announcer is not None and connection.generation is Generation.V2:
+                # At another instance the peer may have rotated its DID.
+                connection = await self._mediation.get_connection(connection.no) or connection
+                session.connection = connection
+            sealed = await self._sealer.seal(connection, delivery(session.type, mailbox_no, messages))
             if not await session.channel.send(sealed, connection.generation):
                 raise _GoneError
         except BaseException:

@@ -27,6 +27,8 @@ OLD = "did:sov:BzCbsNYhMrjHiqZDTUASHg;spec/"
 MAX_ID = 256
 MAX_FROM = 16 * 1024
 """Characters of a DID, the long form of a did:peer:4."""
+MAX_FROM_PRIOR = 64 * 1024
+"""Characters of a ``from_prior``, which names up to three DIDs in base64."""
 MAX_ATTACHMENTS = 64
 MAX_TIME = 64
 """Characters of a time in ISO 8601."""
@@ -102,6 +104,8 @@ class DidcommMessage:
     """``all``, ``thread`` or ``none`` (RFC 0092), as written; None when absent (D5)."""
     from_did: str | None = None
     """v2: the sender by the plaintext, which must agree with the envelope (D8)."""
+    from_prior: str | None = None
+    """v2: the JWT of a rotated DID, not verified (D14)."""
     to: tuple[str, ...] = ()
     created_time: int | None = None
     """v2: Unix seconds; None also for what is no time."""
@@ -169,6 +173,7 @@ def _read_v2(raw: Mapping[str, Any]) -> DidcommMessage:
         pthid=fields.optional_text("pthid", MAX_ID),
         return_route=fields.optional_text("return_route", MAX_ID),
         from_did=fields.optional_text("from", MAX_FROM),
+        from_prior=fields.optional_text("from_prior", MAX_FROM_PRIOR),
         to=tuple(to or ()),
         created_time=_seconds(raw.get("created_time")),
         expires_time=parse_time(raw, "expires_time"),

@@ -11,12 +11,13 @@ from pickup.context import DidcommContext
 from pickup.dispatcher import InboundRequest, TransportChannel
 from pickup.envelope import OpenedEnvelope
 from pickup.mediation.names import canonical
-from pickup.mediation.records import Connection
+from pickup.mediation.records import Connection, DidRotation
 from pickup.mediation.replays import ReplayedError
 from pickup.message import DidcommMessage, outline, read
 from pickup.problem_reports import is_report
 from pickup.rate_limits import RateLimiter
 from pickup.reply_sender import PICKUP, ReplySender, returns_here
+from pickup.rotation import read_rotation
 from pickup.tenant_sockets import TenantSockets
 
 MAX_REMEMBERED = 100_000
@@ -79,15 +80,34 @@ class MessageReceiver:
             mark=opened.mark,
             repeated=opened.mark in self._handled,
         )
-        refusal = self._refusal(request)
+        rotation = None
+        if unreadable is None:
+            try:
+                rotation = await read_rotation(request)
+            except MediatorError as error:
+                if caller is None:
+                    raise
+                unreadable = error
+        prior = None if rotation is None else await self._find_connection(tenant, rotation.prior_did)
+        refusal = self._refusal(request, prior or request.connection)
         if refusal is not None:
             # Where a report cannot go back at once, the transport must say that the message was not taken.
             if not channel.persistent or not returns_here(request):
                 raise refusal
             await self._post.answer(request, context.dispatcher.refuse(request, refusal))
             return
+        if rotation is not None and unreadable is None:
+            try:
+                request.connection = await self._rotate(request, rotation, prior)
+            except MediatorError as error:
+                if caller is None:
+                    raise
+                unreadable = error
         if unreadable is not None:
             await self._post.answer(request, context.dispatcher.refuse(request, unreadable))
+            return
+        if rotation is not None and rotation.caller is None:
+            # Nothing is said any more to a peer that ended its connection.
             return
         if request.connection is not None:
             if self._tenants is not None:
@@ -105,8 +125,24 @@ class MessageReceiver:
             self._remember(opened.mark)
         await self._post.answer(request, replies)
 
+    async def _rotate(
+        self, request: InboundRequest, rotation: DidRotation, prior: Connection | None
+    ) -> Connection | None:
+        """Give the connection of the old DID to the new one, with its session and return route, or end it (D14)."""
+        context, routes = self._context, request.channel.routes
+        rotated = await context.mediation.rotate_did(prior, rotation)
+        if rotated is None:
+            if prior is not None:
+                context.sessions.end(lambda connection: connection.no == prior.no)
+        else:
+            context.sessions.rotated(rotated)
+            if rotation.prior_did in routes:
+                routes.remove(rotation.prior_did)
+                routes.add(request.caller or "")
+        return rotated
+
     @staticmethod
-    def _read(opened: OpenedEnvelope) -> tuple[DidcommMessage, BadRequestError | None]:
+    def _read(opened: OpenedEnvelope) -> tuple[DidcommMessage, MediatorError | None]:
         """Read a message; of one that cannot be read what a report to its sender needs, with the error (D12)."""
         try:
             return read(opened.plaintext, opened.generation), None
@@ -116,8 +152,7 @@ class MessageReceiver:
                 raise
             return message, error
 
-    def _refusal(self, request: InboundRequest) -> MediatorError | None:
-        connection = request.connection
+    def _refusal(self, request: InboundRequest, connection: Connection | None) -> MediatorError | None:
         if self._access is not None and (
             self._access.denies([request.caller])
             or (connection is not None and self._access.denies_connection(connection))

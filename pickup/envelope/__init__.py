@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from pickup.envelope.reading import Jws
 from pickup.mediation.records import Generation
 
 
@@ -30,6 +31,12 @@ class Envelopes(Protocol):
         Raises :class:`EnvelopeError` for anything but a valid, consistent envelope for us,
         :class:`MessageTooLargeError` above the largest size, and :class:`UnresolvedDidError` when the sender's DID
         cannot be resolved.
+        """
+
+    async def verify(self, jws: Jws) -> str:
+        """Return the DID whose document lists the key of a signature for authentication.
+
+        Raises :class:`EnvelopeError` when the key did not sign it, :class:`UnresolvedDidError` without such a key.
         """
 
     async def seal_v1(self, plaintext: bytes, to: Sequence[str], sender: str | None) -> bytes:

@@ -55,11 +55,16 @@ class LibraryEnvelopes:
             kid, sealed_by, layer = await self._decrypt(layer)
         signed_by = None
         if isinstance(layer, Jws):
-            signed_by, layer = await self._verify(layer)
+            signed_by, payload = await self._verify(layer)
+            layer = read_layer(payload)
         if not isinstance(layer, dict):
             raise EnvelopeError("expected a plaintext inside its layers")
         _check_consistency(layer, kid, sealed_by, signed_by)
         return OpenedEnvelope(Generation.V2, layer, kid, sealed_by, mark)
+
+    async def verify(self, jws: Jws) -> str:
+        """Return the DID as the key id has it; the key must be one for authentication."""
+        return (await self._verify(jws))[0]
 
     async def seal_v1(self, plaintext: bytes, to: Sequence[str], sender: str | None) -> bytes:
         """Seal for canonical Ed25519 keys, from one of ours, or anonymously."""
@@ -114,9 +119,9 @@ class LibraryEnvelopes:
                 return kid, secret
         return None
 
-    async def _verify(self, jws: Jws) -> tuple[str, Jwe | Jws | dict[str, Any]]:
+    async def _verify(self, jws: Jws) -> tuple[str, bytes]:
         did, key = await self._key(jws.kid, "authentication")
-        return did, read_layer(verify(jws, key))
+        return did, verify(jws, key)
 
     async def _key(self, kid: str, purpose: str) -> tuple[str, PublicKey]:
         """Return the DID of a key id as written, and its key, which the DID's document must list for the purpose."""

@@ -110,6 +110,17 @@ def read_layer(payload: bytes) -> Jwe | Jws | dict[str, Any]:
     return fields
 
 
+def read_jwt(text: str) -> tuple[Jws, dict[str, Any]]:
+    """Read a JWT (RFC 7519) in its compact form, not verified yet, and its claims."""
+    parts = dict(zip(("protected", "payload", "signature"), text.split(".", 2), strict=False))
+    for name in ("protected", "payload", "signature"):
+        _text(parts, name)
+    header = _protected(parts)
+    if "b64" in header or header.get("alg") not in SIGNERS.values():
+        raise EnvelopeError(f"expected alg {' or '.join(sorted(SIGNERS.values()))}")
+    return Jws(**parts, alg=header["alg"], kid=_kid(header.get("kid"))), read_object(_decoded(parts["payload"]))
+
+
 def read_object(data: bytes | str) -> dict[str, Any]:
     """Read a JSON object of bounded depth and number of values."""
     brackets = _count(data, "{[")

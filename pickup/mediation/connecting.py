@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from mediator.errors import (
+    BadRequestError,
     DeniedError,
     MediationDeniedError,
     NoSuchConnectionError,
@@ -14,13 +15,15 @@ from mediator.errors import (
 )
 from mediator.mailboxes import creating
 from mediator.mailboxes.bounds import Bounds
-from pickup.mediation import granting
+from pickup.mediation import granting, replays
 from pickup.mediation.access import is_denied
 from pickup.mediation.ports import MediationTransaction
-from pickup.mediation.records import Connection, Invitation, MediationRules, NewConnection, PushDevice
+from pickup.mediation.records import Connection, DidRotation, Invitation, MediationRules, NewConnection, PushDevice
+from pickup.mediation.replays import CLOCK_SKEW, SeenEnvelope
 
 SEEN_EVERY = 3600 * 1000
 """Milliseconds between two notes that a connection is in use."""
+FROM_PRIOR = "from_prior"
 
 
 def connect(tx: MediationTransaction, rules: MediationRules, new: NewConnection, now: int) -> Connection:
@@ -93,6 +96,52 @@ def meet(tx: MediationTransaction, rules: MediationRules, new: NewConnection, no
     if came_by is not None:
         tx.invitations.put(replace(came_by, uses=came_by.uses + 1))
     return note_use(tx, kept, now)
+
+
+def rotate(tx: MediationTransaction, rules: MediationRules, rotation: DidRotation, now: int) -> Connection | None:
+    """Give the connection of a DID to the peer's new DID, with its keys, its mailbox and its mail; return it (D14).
+
+    Where the peer ends the connection instead, do as :func:`disconnect`, and return None. A rotation that was done
+    already changes nothing. Raises :class:`DeniedError`, and :class:`BadRequestError` naming ``from_prior`` when the
+    old DID has no connection, the rotation is older than that connection or its last rotation, or the new DID has a
+    connection of its own: two wallets' mail is never put together.
+    """
+    known = None if rotation.caller is None else tx.connections.called(rotation.tenant, rotation.caller)
+    if known is not None and known.prior_did == rotation.prior_did:
+        return known
+    current = tx.connections.called(rotation.tenant, rotation.prior_did)
+    if current is None and rotation.caller is None:
+        return None
+    if current is None:
+        raise BadRequestError(FROM_PRIOR, "its iss, the old DID, has no connection here")
+    if is_denied(rules, current) or rotation.caller in rules.denied:
+        raise DeniedError
+    if rotation.signed_at < max(current.rotated_at, current.created_at - CLOCK_SKEW):
+        raise BadRequestError(FROM_PRIOR, "older than the connection of its iss, or than the last rotation of that")
+    if known is not None:
+        raise BadRequestError(FROM_PRIOR, "its sub, the new DID, has a connection of its own here")
+    seen = SeenEnvelope(rotation.tenant, rotation.prior_did, FROM_PRIOR, rotation.mark, created_at=rotation.signed_at)
+    done = replays.once(tx, seen, lambda: _move(tx, current, rotation, now), now)
+    if done is None:
+        raise BadRequestError(FROM_PRIOR, "was used before")
+    return done[0]
+
+
+def _move(tx: MediationTransaction, current: Connection, rotation: DidRotation, now: int) -> Connection | None:
+    if rotation.caller is None:
+        disconnect(tx, current, now)
+        return None
+    moved = replace(
+        current,
+        callers=tuple(rotation.caller if one == rotation.prior_did else one for one in current.callers),
+        their_did=rotation.their_did,
+        my_did=rotation.my_did,
+        endpoint=rotation.endpoint,
+        prior_did=rotation.prior_did,
+        rotated_at=rotation.signed_at,
+    )
+    tx.connections.save(moved)
+    return note_use(tx, moved, now)
 
 
 def request_mediation(

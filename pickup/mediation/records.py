@@ -114,11 +114,33 @@ class Connection(NewConnection):
     handed_in: tuple[str, ...] = ()
     """Ids of that batch's request, of its thread, and of the batch itself."""
     device: PushDevice | None = None
+    prior_did: str | None = None
+    """v2: the canonical DID that it had before its last rotation (D14)."""
+    rotated_at: int = 0
+    """When that rotation was signed."""
 
     @property
     def place(self) -> tuple[str, str] | None:
         """Tenant and address of its mailbox, if it has one; the store locks it first."""
         return None if self.address is None else (self.tenant, self.address)
+
+
+@dataclass(frozen=True, slots=True)
+class DidRotation:
+    """A v2 peer's verified change of its DID (DIDComm v2.1 §DID Rotation)."""
+
+    tenant: str
+    prior_did: str
+    """Canonical."""
+    caller: str | None
+    """The canonical new DID; None: the peer ends its connection."""
+    their_did: str
+    """The new DID as the peer wrote it."""
+    my_did: str
+    endpoint: str | None
+    signed_at: int
+    mark: bytes
+    """Identifies what was signed."""
 
 
 @dataclass(slots=True)

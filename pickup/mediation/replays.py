@@ -13,6 +13,8 @@ T = TypeVar("T")
 
 KEPT = 30 * DAY
 """How long an envelope is stored, in milliseconds."""
+CLOCK_SKEW = 5 * 60 * 1000
+"""Milliseconds by which the clocks of wallets may differ from ours."""
 MAX_KEPT = 10_000
 """Envelopes stored for one sender and one kind; beyond it the oldest are removed."""
 _SENDER_BYTES = 8

@@ -23,7 +23,15 @@ from pickup.mediation.forwarding import Forward, ForwardOutcome
 from pickup.mediation.keylist import KeylistResult, KeylistUpdate
 from pickup.mediation.message_queue import QueueStatus
 from pickup.mediation.ports import ConnectionCursor
-from pickup.mediation.records import Connection, Generation, Invitation, MediationRules, NewConnection, Route
+from pickup.mediation.records import (
+    Connection,
+    DidRotation,
+    Generation,
+    Invitation,
+    MediationRules,
+    NewConnection,
+    Route,
+)
 from pickup.tables import MediationTables
 from tests.harness.broker import START, TENANT, Broker
 
@@ -73,6 +81,21 @@ class Mediation(Broker):
             invitation=invitation,
         )
         return self.run(lambda tx: connecting.meet(tx, self.rules, new, self.now))
+
+    def rotate(
+        self, prior: str, caller: str | None, signed_at: int | None = None, mark: bytes = b"", **more: Any
+    ) -> Connection | None:
+        rotation = DidRotation(
+            tenant=TENANT,
+            prior_did=prior,
+            caller=caller,
+            their_did=caller or prior,
+            my_did=OURS,
+            endpoint=more.pop("endpoint", None),
+            signed_at=self.now if signed_at is None else signed_at,
+            mark=mark or f"{prior} {caller} {signed_at}".encode(),
+        )
+        return self.run(lambda tx: connecting.rotate(tx, self.rules, rotation, self.now))
 
     def seen(self, connection: Connection) -> Connection:
         return self.run(lambda tx: connecting.note_use(tx, connection, self.now))

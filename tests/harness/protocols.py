@@ -15,7 +15,7 @@ import orjson
 from prometheus_client import CollectorRegistry
 
 from mediator.broker import Broker
-from mediator.errors import UnresolvedDidError
+from mediator.errors import EnvelopeError, UnresolvedDidError
 from mediator.mailboxes.bounds import Bounds
 from pickup.broker import MediationBroker
 from pickup.context import DidcommContext
@@ -25,6 +25,7 @@ from pickup.dids.identity_index import Identity
 from pickup.dispatcher import Dispatcher
 from pickup.door import PROTOCOLS
 from pickup.envelope import OpenedEnvelope
+from pickup.envelope.reading import Jws
 from pickup.live_sessions import LiveSessions
 from pickup.mediation import names
 from pickup.mediation.records import Connection, Generation, MediationRules, NewConnection
@@ -35,6 +36,7 @@ from pickup.receiver import MessageReceiver
 from pickup.reply_sender import ReplySender
 from tests.harness.broker import START, TENANT
 from tests.harness.mediation import key
+from tests.harness.people import b64, unb64
 from tests.harness.stores import ram_store
 
 V1, V2 = Generation.V1, Generation.V2
@@ -161,6 +163,12 @@ class Glass:
         mark = str(raw["mark"]).encode()
         return OpenedEnvelope(Generation(raw["generation"]), raw["plaintext"], raw["recipient"], raw["sender"], mark)
 
+    async def verify(self, jws: Jws) -> str:
+        did = jws.kid.partition("#")[0]
+        if unb64(jws.signature).decode() != did:
+            raise EnvelopeError("the signature is not that of its key")
+        return did
+
     async def seal_v1(self, plaintext: bytes, to: Sequence[str], sender: str | None) -> bytes:
         assert plaintext.isascii()
         assert to
@@ -171,6 +179,14 @@ class Glass:
         assert plaintext["to"] == [to]
         assert plaintext["from"] == sender == V2_DID
         return orjson.dumps(plaintext)
+
+
+def from_prior(iss: str, sub: object, seconds: object, /, *, signer: str | None = None, **more: Any) -> str:
+    """Write the JWT of a rotated DID; its signature says in plain text who made it."""
+    claims = {"iss": iss, "sub": sub, "iat": seconds} | more
+    header = {"typ": "JWT", "alg": "EdDSA", "crv": "ED25519", "kid": f"{iss}#key-1"}
+    written = {name: value for name, value in claims.items() if value is not None}
+    return f"{b64(header)}.{b64(written)}.{b64(signer or iss)}"
 
 
 class OneIdentity:

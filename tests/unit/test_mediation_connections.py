@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 
 from mediator.errors import (
+    BadRequestError,
+    DeniedError,
     MediationDeniedError,
     NoSuchConnectionError,
     NoSuchInvitationError,
@@ -16,7 +18,8 @@ from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.mailbox import Kind, Retention
 from mediator.store.base import Store
 from pickup.mediation.keylist import KeylistResult
-from pickup.mediation.records import MediationRules, Policy, PushDevice
+from pickup.mediation.records import Connection, MediationRules, Policy, PushDevice
+from pickup.mediation.replays import CLOCK_SKEW
 from tests.harness.broker import DAY, HOUR, START, TENANT
 from tests.harness.mediation import Mediation, ids, key, payloads
 
@@ -258,3 +261,109 @@ def test_a_tenant_has_so_many_connections_and_those_go_on(store: Store) -> None:
     assert house.meet("did:x:2") is not None
     house.disconnect(house.connect(ALICE))
     assert house.connect(BOB, invitation="invitation").invitation == "invitation"
+
+
+# Rotations of DIDs.
+
+
+def rotating(house: Mediation) -> Connection:
+    """Return the connection of Alice, who has mediation and a key."""
+    connection = house.grant(house.meet(ALICE))
+    assert house.add(connection, key(10)) == [KeylistResult.SUCCESS]
+    return connection
+
+
+@pytest.mark.rule("D14")
+def test_a_rotated_did_has_all_that_the_old_one_had(house: Mediation) -> None:
+    before = rotating(house)
+    house.forward(key(10), b"before")
+    after = house.rotate(ALICE, ALICE_2, endpoint="http://new")
+    assert after == house.called(ALICE_2)
+    assert (after.no, after.mailbox_no, after.callers) == (before.no, before.mailbox_no, (ALICE_2,))
+    assert (after.their_did, after.endpoint) == (ALICE_2, "http://new")
+    assert house.called(ALICE) is None
+    house.forward(key(10), b"after")
+    assert payloads(house.deliver(after)) == [b"before", b"after"]
+    assert house.keys(after) == ([key(10)], 1)
+
+
+@pytest.mark.rule("D14")
+def test_the_same_rotation_again_changes_nothing(house: Mediation) -> None:
+    rotating(house)
+    after = house.rotate(ALICE, ALICE_2, START)
+    house.advance(DAY)
+    assert house.rotate(ALICE, ALICE_2, START) == after == house.called(ALICE_2)
+
+
+@pytest.mark.rule("D14")
+def test_an_old_rotation_never_brings_an_old_did_back(house: Mediation) -> None:
+    first = rotating(house)
+    house.rotate(ALICE, ALICE_2, START)
+    # There and back, and on, within one second.
+    assert house.rotate(ALICE_2, ALICE, START).callers == (ALICE,)
+    with pytest.raises(BadRequestError, match="from_prior: was used before"):
+        house.rotate(ALICE, ALICE_2, START)
+    house.advance(HOUR)
+    assert house.rotate(ALICE, BOB).no == first.no
+    house.rotate(BOB, ALICE)
+    with pytest.raises(BadRequestError, match="from_prior: older"):
+        house.rotate(ALICE, ALICE_2, house.now - 1000, b"another")
+    assert house.called(ALICE).no == first.no
+
+
+@pytest.mark.rule("D14")
+def test_a_rotation_before_the_connection_was_made_is_refused(house: Mediation) -> None:
+    house.advance(DAY)
+    rotating(house)
+    with pytest.raises(BadRequestError, match="from_prior: older"):
+        house.rotate(ALICE, ALICE_2, house.now - CLOCK_SKEW - 1)
+    assert house.called(ALICE_2) is None
+    # Clocks may differ by some minutes.
+    assert house.rotate(ALICE, ALICE_2, house.now - CLOCK_SKEW).callers == (ALICE_2,)
+
+
+@pytest.mark.rule("D14")
+def test_mail_of_two_connections_is_never_put_together(house: Mediation) -> None:
+    alice, bob = rotating(house), house.grant(house.meet(BOB))
+    with pytest.raises(BadRequestError, match="has a connection of its own"):
+        house.rotate(ALICE, BOB)
+    assert (house.called(ALICE), house.called(BOB)) == (alice, bob)
+
+
+@pytest.mark.rule("D14")
+def test_an_unknown_did_cannot_be_rotated_but_has_ended(house: Mediation) -> None:
+    with pytest.raises(BadRequestError, match="has no connection here"):
+        house.rotate(ALICE, ALICE_2)
+    assert house.rotate(ALICE, None) is None
+    assert house.called(ALICE_2) is None
+
+
+@pytest.mark.rule("D14")
+def test_an_ending_frees_the_keys_and_removes_the_mail(house: Mediation) -> None:
+    before = rotating(house)
+    house.forward(key(10))
+    assert house.rotate(ALICE, None) is None
+    assert house.called(ALICE) is None
+    assert house.route(key(10)) is None
+    with pytest.raises(NotEnrolledError):
+        house.deliver(before)
+
+
+@pytest.mark.rule("D14")
+def test_a_used_ending_does_not_end_a_later_connection(house: Mediation) -> None:
+    rotating(house)
+    house.rotate(ALICE, None, START)
+    again = rotating(house)
+    with pytest.raises(BadRequestError, match="was used before"):
+        house.rotate(ALICE, None, START)
+    assert house.called(ALICE) == again
+
+
+@pytest.mark.rule("D14")
+@pytest.mark.parametrize("denied", [ALICE, ALICE_2])
+def test_a_rotation_does_not_evade_the_deny_list(house: Mediation, denied: str) -> None:
+    before = rotating(house)
+    house.rules = replace(house.rules, denied=frozenset({denied}))
+    with pytest.raises(DeniedError):
+        house.rotate(ALICE, ALICE_2)
+    assert house.called(ALICE) == before
