@@ -20,6 +20,7 @@ from mediator.errors import (
     TooManyAttemptsError,
     UnavailableError,
 )
+from mediator.http.app import read_post
 from mediator.ops.operations import Actor, Answer, Operation, OperationRequest, Operations, Right, operation
 from mediator.ops.schemas import FLAG, TEXT, about, obj
 
@@ -113,8 +114,8 @@ class SignIn:
     async def _enter(self, request: web.Request) -> web.Response:
         """Take the token of the form."""
         self._access.check_page(request)
-        form = await request.post()
-        return await self._begin_session(request, _next(form.get("next")), str(form.get("token", "")).strip())
+        form = await read_post(request)
+        return await self._begin_session(request, _next(form.get("next")), form.get("token", "").strip())
 
     async def _begin_session(self, request: web.Request, path: str, token: str) -> web.Response:
         try:
@@ -206,10 +207,10 @@ class SignIn:
         )
 
     async def _sign_out(self, request: web.Request) -> web.Response:
-        form = await request.post()
+        form = await read_post(request)
         actor = self._access.actor(request)
         if actor is not None:
-            self._access.check_form(request, str(form.get("csrf", "")))
+            self._access.check_form(request, form.get("csrf", ""))
         response = web.Response(status=303, headers={**HTML_HEADERS, hdrs.LOCATION: SIGN_IN})
         result = "ok"
         try:

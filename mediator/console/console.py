@@ -19,7 +19,7 @@ from mediator.console.forms import read_form
 from mediator.console.pages import Page, Shown, Visit
 from mediator.console.streams import Streams
 from mediator.errors import MediatorError, NotAllowedError, SetupError
-from mediator.http.app import CODES, extend_time_limit, wants_html
+from mediator.http.app import CODES, extend_time_limit, read_post, wants_html
 from mediator.ops.operations import Actor, Operations
 
 HOME: Final = "/console"
@@ -137,9 +137,9 @@ class Console:
         visit = await self._visit(request)
         if visit is None:
             return self._access.ask_to_sign_in(request)
-        form, secure = await request.post(), self._access.secure(request)
+        form, secure = await read_post(request), self._access.secure(request)
         try:
-            self._access.check_form(request, str(form.get("csrf", "")))
+            self._access.check_form(request, form.get("csrf", ""))
             operation = self.operations.get(request.match_info["operation"])
             extend_time_limit(request, operation.within + GRACE)
             if operation.right in visit.actor.rights:
@@ -151,7 +151,7 @@ class Console:
         except (MediatorError, TimeoutError, web.HTTPException) as error:
             if "back" not in form:
                 return await self._refused(visit, error)
-            return _lead_back(_path_of_ours(str(form["back"])), f"Not done: {_told(error)[1]}.", secure=secure)
+            return _lead_back(_path_of_ours(form["back"]), f"Not done: {_told(error)[1]}.", secure=secure)
         secrets = operation.secrets_of(answer)
         flat = {
             name: value

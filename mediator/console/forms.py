@@ -13,7 +13,7 @@ from mediator.ops.schemas import Schema
 _TRUE = frozenset({"on", "true", "1"})
 
 
-def read_form(operation: Operation, form: MultiMapping[Any]) -> dict[str, Any]:
+def read_form(operation: Operation, form: MultiMapping[str]) -> dict[str, Any]:
     """Return the request; an empty field is absent, unless it is a list, or text that cannot be null.
 
     Properties of an object are fields of their own, ``quotas.messages``, where an empty one stands for null. Raises
@@ -21,11 +21,11 @@ def read_form(operation: Operation, form: MultiMapping[Any]) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for name, schema in operation.fields.items():
-        given = [str(value) for value in form.getall(name, [])]
+        given = form.getall(name, [])
         types = _types(schema)
         if "properties" in schema:
             parts = {key: (f"{name}.{key}", kind) for key, kind in schema["properties"].items()}
-            texts = {key: str(form[field]) for key, (field, _) in parts.items() if field in form}
+            texts = {key: form[field] for key, (field, _) in parts.items() if field in form}
             if texts:
                 found[name] = {
                     key: _read(parts[key][0], text, parts[key][1]) if text else None for key, text in texts.items()

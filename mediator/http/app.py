@@ -3,14 +3,16 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from urllib.parse import parse_qsl
 
 import structlog
 from aiohttp import hdrs, web
+from multidict import MultiDict
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
 from mediator import request_ids
-from mediator.errors import BusyError, MediatorError, NotAuthenticatedError, RateLimitedError
+from mediator.errors import BadRequestError, BusyError, MediatorError, NotAuthenticatedError, RateLimitedError
 from mediator.http.connections import HttpConnection
 from mediator.http.health import Health
 from mediator.request_ids import RequestScope
@@ -71,6 +73,20 @@ def extend_time_limit(request: web.Request, seconds: float) -> None:
 def wants_html(request: web.Request) -> bool:
     """Return whether a person's browser asks, and no program."""
     return "text/html" in request.headers.get(hdrs.ACCEPT, "")
+
+
+async def read_post(request: web.Request) -> MultiDict[str]:
+    """Return the fields of a form as our pages send them; raises :class:`BadRequestError`.
+
+    Not ``request.post()``, which fails in many ways of its own at texts and parts that no browser makes of our pages.
+    """
+    body = await request.read()
+    if body and request.content_type != "application/x-www-form-urlencoded":
+        raise BadRequestError("body", "expected application/x-www-form-urlencoded")
+    try:
+        return MultiDict(parse_qsl(body.decode(), keep_blank_values=True, errors="strict"))
+    except ValueError:
+        raise BadRequestError("body", "expected the fields of a form in UTF-8") from None
 
 
 async def _livez(_request: web.Request) -> web.Response:
@@ -136,6 +152,8 @@ def answer_timeout(seconds: float) -> web.Response:
 
 def answer_error(error: Exception, method: str, route: str | None, *, connected: bool) -> web.Response:
     """Answer what a handler raised; ``connected``: the caller is still there."""
+    if isinstance(error, web.RequestPayloadError):
+        error = BadRequestError("body", "is not as its Content-Encoding or Transfer-Encoding says")
     if isinstance(error, MediatorError):
         answer = _error(error.status, str(error), error.code)
         if isinstance(error, NotAuthenticatedError):

@@ -451,6 +451,29 @@ async def test_a_session_changes_things_by_our_pages_alone(guarded: Site) -> Non
     assert (await guarded.post(headers={CSRF_HEADER: csrf, "Sec-Fetch-Site": "same-origin"})).status == 200
 
 
+@pytest.mark.parametrize("path", [SIGN_IN, SIGN_OUT])
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("application/x-www-form-urlencoded", b"token=\xff"),
+        ("application/x-www-form-urlencoded", b"token=%ff"),
+        ("application/x-www-form-urlencoded; charset=none", b"token=\xff"),
+        ("multipart/form-data", b"token=x"),
+        ("multipart/form-data; boundary=a", b"--a\r\nContent-Disposition: form-data\r\n\r\nx\r\n--a--\r\n"),
+    ],
+)
+async def test_a_form_of_no_browser_is_refused(guarded: Site, path: str, kind: str, body: bytes) -> None:
+    answer = await guarded.post(path, data=body, headers={"Content-Type": kind, "Origin": guarded.origin})
+    assert (answer.status, (await answer.json())["error"].split(":")[0]) == (400, "body")
+
+
+@pytest.mark.parametrize("path", [SIGN_IN, SIGN_OUT])
+async def test_a_body_that_does_not_unpack_is_refused(guarded: Site, path: str) -> None:
+    headers = {"Content-Type": "application/x-www-form-urlencoded", "Content-Encoding": "deflate"}
+    answer = await guarded.post(path, data=b"no deflate", headers={**headers, "Origin": guarded.origin})
+    assert answer.status == 400
+
+
 async def test_another_site_signs_nobody_in(guarded: Site) -> None:
     answer = await guarded.post(SIGN_IN, data={"token": ADMIN}, headers={"Origin": "https://evil.example"})
     assert answer.status == 403
