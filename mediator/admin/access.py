@@ -22,7 +22,7 @@ from mediator.errors import (
     NotSignedInError,
     TooManyAttemptsError,
 )
-from mediator.http.callers import HttpCaller, HttpCallers, names_this_machine
+from mediator.http.callers import HttpCaller, HttpCallers, names_this_machine, says_https
 from mediator.ops.ended_sessions import EndedSessions
 from mediator.ops.operations import ROLES, Actor, Right
 
@@ -154,8 +154,9 @@ class Access:
         return "__Host-mediator" if self.secure(request) else "mediator"
 
     def secure(self, request: web.Request) -> bool:
-        """Whether cookies may go over TLS alone: everywhere but on this machine."""
-        return not names_this_machine(request.host) or (self._public_url or "").startswith("https:")
+        """Whether cookies may go over TLS alone: everywhere but on this machine without a proxy that speaks TLS."""
+        public = (self._public_url or "").startswith("https:")
+        return public or not names_this_machine(request.host) or says_https(request.headers)
 
     def base_url(self, request: web.Request, port: int) -> str:
         """Return where browsers reach the console; a request may only name this machine itself."""

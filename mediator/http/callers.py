@@ -5,10 +5,13 @@ file in the data directory that only the user of the service can read. Where a r
 proxy on this machine comes from there as well.
 """
 
+import re
 import secrets
+import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from ipaddress import ip_network
+from ipaddress import IPv6Address, ip_network
 from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
@@ -20,7 +23,6 @@ from mediator.config.operators import OperatorToken
 from mediator.config.settings import Settings
 from mediator.endpoint import Endpoint
 from mediator.errors import NotAuthenticatedError, SetupError, TooManyAttemptsError
-from mediator.http.attempts import FailedAttempts
 from mediator.http.client_address import ClientAddresses, parse_address
 from mediator.http.connections import Address
 from mediator.mailboxes.address import DEFAULT_TENANT
@@ -29,13 +31,21 @@ from mediator.tenants.directory import TenantDirectory, digest_of
 
 LOCAL_TOKEN = "local.token"
 """The file in the data directory with the secret of this machine."""
-_FORWARDING = frozenset(
-    {
-        *("forwarded", "via", "x-real-ip", "x-client-ip", "x-cluster-client-ip", "x-original-forwarded-for"),
-        *("true-client-ip", "cf-connecting-ip", "fastly-client-ip", "x-envoy-external-address"),
-    }
+_FORWARDING = re.compile(
+    r"via|.*forwarded.*|.*-(ip|remote-addr)|x-(real|original|rewrite|proxy|envoy|arr|azure|appengine|amzn|vercel|nf)-.*"
+    r"|(cf|fly|fastly|cdn|cloudfront|akamai)-.*"
 )
-"""What proxies add, beside X-Forwarded-…; a request with one of these is not from this machine."""
+"""The names of what proxies add; a request with one of these headers is not from this machine."""
+_PROTO = re.compile(r'(?:^|[;,\s])proto="?(\w+)', re.IGNORECASE)
+"""What ``Forwarded`` says of the client's way to the first proxy (RFC 7239 §5.4)."""
+
+MAX_FAILURES = 10
+WINDOW = 300.0
+"""Seconds in which so many failures are allowed."""
+MAX_ADDRESSES = 10_000
+"""Addresses that are remembered; beyond, the one whose last failure is oldest is forgotten."""
+LONG = 32
+"""Characters of a token that no number of guesses finds, if it is random."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +63,47 @@ class HttpCaller:
 
 
 NOBODY = HttpCaller()
+
+
+class FailedAttempts:
+    """Counts failures by address; IPv6 addresses of one /64 are one. What fails too often locks its address.
+
+    The lock keeps short tokens from being guessed, so a right one is refused then as a wrong one is, unless it was
+    right from this address before. Those that are :data:`LONG` need no such help: they get in, so that a stranger who
+    guesses shuts out nobody who shares the address, as all do behind some proxies.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._failures: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        self._right: OrderedDict[tuple[str, str], None] = OrderedDict()
+
+    def wait(self, address: Address | None, digest: str = "") -> int:
+        """Return for how many seconds the address may not try a token; 0: it may now."""
+        network = _network(address)
+        count, begun = self._failures.get(network, (0, 0.0))
+        left = begun + WINDOW - self._clock()
+        return int(left) + 1 if count >= MAX_FAILURES and left > 0 and (network, digest) not in self._right else 0
+
+    def fail(self, address: Address | None) -> None:
+        """Count a wrong token."""
+        name, now = _network(address), self._clock()
+        count, begun = self._failures.pop(name, (0, now))
+        self._failures[name] = (count + 1, begun) if now - begun < WINDOW else (1, now)
+        if len(self._failures) > MAX_ADDRESSES:
+            self._failures.popitem(last=False)
+
+    def succeed(self, address: Address | None, digest: str) -> None:
+        """Remember that a token was right, by its digest."""
+        key = _network(address), digest
+        self._right[key] = None
+        self._right.move_to_end(key)
+        if len(self._right) > MAX_ADDRESSES:
+            self._right.popitem(last=False)
+
+
+def _network(address: Address | None) -> str:
+    return str(int(address) >> 64) if isinstance(address, IPv6Address) else str(address or "")
 
 
 class HttpCallers:
@@ -122,11 +173,12 @@ class HttpCallers:
     def identify_token(self, token: str, headers: MultiMapping[str], address: Address | None) -> HttpCaller:
         """Return who has a token that came with a request; raises as :meth:`identify`."""
         digest = digest_of(token)
-        if seconds := self.attempts.wait(address, digest):
-            raise TooManyAttemptsError(seconds)
         tenant = self._tenants.get(digest) or self._further(digest)
         operator, local = self._operators.get(digest), digest == self._local
-        if tenant is None and operator is None and not local:
+        known = tenant is not None or operator is not None or local
+        if not (known and len(token) >= LONG) and (seconds := self.attempts.wait(address, digest)):
+            raise TooManyAttemptsError(seconds)
+        if not known:
             self.attempts.fail(address)
             raise NotAuthenticatedError
         self.attempts.succeed(address, digest)
@@ -150,7 +202,7 @@ class HttpCallers:
         return (
             self.knows_local
             and names_this_machine(headers.get(hdrs.HOST, ""))
-            and not any(_is_forwarding(name.lower()) for name in headers)
+            and not any(_FORWARDING.fullmatch(name.lower()) for name in headers)
         )
 
     @property
@@ -211,5 +263,7 @@ def names_this_machine(host: str) -> bool:
     return name is not None and Endpoint(name, 0).loopback
 
 
-def _is_forwarding(name: str) -> bool:
-    return name.startswith("x-forwarded-") or name in _FORWARDING
+def says_https(headers: MultiMapping[str]) -> bool:
+    """Whether a proxy says that the client came to it over TLS; clients can say so too, and deceive only themselves."""
+    schemes = headers.get("X-Forwarded-Proto", "").split(",")[0], *_PROTO.findall(headers.get("Forwarded", ""))[:1]
+    return "https" in (scheme.strip().lower() for scheme in schemes)

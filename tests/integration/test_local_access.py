@@ -1,6 +1,7 @@
 """This machine's rights need its secret, at every door: a proxy in front gives none, and a second tenant ends them."""
 
 import asyncio
+import secrets
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,7 +12,7 @@ from aiohttp import ClientSession, CookieJar
 
 from mediator.config.settings import Settings
 from mediator.endpoint import Endpoint
-from mediator.http.callers import read_local_token
+from mediator.http.callers import MAX_FAILURES, read_local_token
 from mediator.login import Login
 from mediator.mcp import http as mcp_http
 from mediator.ops.control import send_command
@@ -64,6 +65,17 @@ async def test_strangers_behind_a_plain_proxy_get_nothing(tmp_path: Path, direct
                 assert status == (303 if path.startswith("/console") else 401), (method, path)
         assert (await service.call("GET", "/agents/my.inbox")).status == 200
         assert (await service.done("MSG.QUERY.my.inbox", {"limit": 1}))["messages"] == []
+
+
+async def test_a_stranger_behind_a_plain_proxy_shuts_nobody_out(tmp_path: Path) -> None:
+    token = secrets.token_hex(24)
+    operators = {"tokens": [{"name": "ada", "token": token, "roles": ["read"]}]}
+    async with app(tmp_path, operators=operators) as service:
+        with proxied(tmp_path, service.service.http_port) as origin:
+            for _ in range(MAX_FAILURES):
+                assert await enter(origin, "GET", "/agents", Authorization="Bearer guess") == 401
+            assert await enter(origin, "GET", "/agents", Authorization="Bearer guess") == 429
+            assert await enter(origin, "GET", "/api/v1/overview", Authorization=f"Bearer {token}") == 200
 
 
 @pytest.mark.rule("A6")

@@ -24,8 +24,7 @@ from mediator.broker import Broker
 from mediator.config.settings import Settings
 from mediator.errors import UnavailableError
 from mediator.http.app import build_app
-from mediator.http.attempts import MAX_FAILURES, WINDOW, FailedAttempts
-from mediator.http.callers import HttpCallers, tokens_of
+from mediator.http.callers import MAX_FAILURES, WINDOW, FailedAttempts, HttpCallers, tokens_of
 from mediator.http.health import Health
 from mediator.ops.ended_sessions import EndedSessions
 from mediator.ops.operations import Actor, Audit, Operation, OperationRequest, Operations, Right
@@ -424,6 +423,16 @@ async def test_away_from_this_machine_cookies_need_tls(guarded: Site) -> None:
     entered = await guarded.post(SIGN_IN, data={"token": ADMIN}, headers=headers)
     assert entered.headers["Set-Cookie"].startswith("__Host-mediator=")
     assert "Secure" in entered.headers["Set-Cookie"]
+
+
+@pytest.mark.parametrize("says", [{"X-Forwarded-Proto": "https"}, {"Forwarded": "for=192.0.2.1;proto=https"}])
+async def test_behind_a_tls_proxy_cookies_need_tls(guarded: Site, says: dict[str, str]) -> None:
+    # One that writes this machine's name into Host.
+    entered = await guarded.post(SIGN_IN, data={"token": ADMIN}, headers=says)
+    cookie = entered.headers["Set-Cookie"]
+    assert (cookie.startswith("__Host-mediator="), "Secure" in cookie) == (True, True)
+    copy = {"Cookie": cookie.partition(";")[0]}
+    assert [(await guarded.get(headers=given)).status for given in ({**copy, **says}, copy)] == [200, 401]
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,15 @@ from multidict import CIMultiDict
 
 from mediator.config.settings import Settings
 from mediator.errors import NotAuthenticatedError, SetupError, TooManyAttemptsError
-from mediator.http.attempts import MAX_FAILURES
-from mediator.http.callers import LOCAL_TOKEN, NOBODY, HttpCaller, HttpCallers, read_local_token
+from mediator.http.callers import (
+    LOCAL_TOKEN,
+    MAX_FAILURES,
+    NOBODY,
+    HttpCaller,
+    HttpCallers,
+    read_local_token,
+    says_https,
+)
 
 ONE, OTHER, BOB = "one-of-ada-000000", "other-of-ada-0000", "the-one-of-bob-00"
 TOKENS = {"acme": [ONE, OTHER], "globex": [BOB], "idle": []}
@@ -96,7 +103,11 @@ def test_this_machine_is_default_by_its_secret_alone() -> None:
 @pytest.mark.rule("A6")
 @pytest.mark.parametrize(
     "name",
-    ["Forwarded", "Via", "X-Forwarded-For", "x-forwarded-host", "X-Forwarded-Proto", "X-Real-IP", "CF-Connecting-IP"],
+    [
+        *("Forwarded", "Via", "X-Forwarded-For", "x-forwarded-host", "X-Forwarded-Proto", "X-Real-IP"),
+        *("CF-Connecting-IP", "CF-Ray", "Fly-Client-IP", "X-Original-URL", "X-Original-Forwarded-For", "X-Rewrite-URL"),
+        *("X-Envoy-External-Address", "X-Azure-ClientIP", "CloudFront-Viewer-Address", "CDN-Loop", "X-ProxyUser-Ip"),
+    ],
 )
 def test_a_forwarded_request_is_not_this_machine(name: str) -> None:
     with pytest.raises(NotAuthenticatedError):
@@ -112,7 +123,42 @@ def test_a_name_that_leads_to_this_machine_is_not_this_machine(host: str) -> Non
         local(callers(), Host=host)
 
 
-def test_guesses_are_counted_and_then_even_right_ones_fail() -> None:
+@pytest.mark.rule("A6")
+@pytest.mark.parametrize("name", ["Accept", "User-Agent", "Cookie", "Sec-Fetch-Site", "X-CSRF-Token", "X-Request-Id"])
+def test_what_clients_send_forwards_nothing(name: str) -> None:
+    assert local(callers(), **{name: "x"}).local
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "secure"),
+    [
+        ("X-Forwarded-Proto", "https", True),
+        ("X-Forwarded-Proto", "HTTPS, http", True),
+        ("X-Forwarded-Proto", "http, https", False),
+        ("Forwarded", "for=192.0.2.1;proto=https", True),
+        ("Forwarded", 'Proto="https";by=x, proto=http', True),
+        ("Forwarded", "proto=http, proto=https", False),
+        ("X-Other", "https", False),
+    ],
+)
+def test_a_proxy_says_whether_clients_speak_tls(name: str, value: str, secure: bool) -> None:
+    assert says_https(CIMultiDict({name: value})) is secure
+
+
+def test_a_long_token_gets_in_during_the_lock() -> None:
+    # Short ones do not: who guesses learns nothing of them.
+    known = callers(operators=OPERATORS)
+    for _ in range(MAX_FAILURES):
+        with pytest.raises(NotAuthenticatedError):
+            of(known, Authorization="Bearer guess")
+    assert of(known, Authorization=f"Bearer {BOB}{BOB}").operator is not None
+    assert local(callers()).local
+    for guess in (ONE, f"{BOB}{BOB}"[:-1], "x" * 64):
+        with pytest.raises(TooManyAttemptsError):
+            of(known, Authorization=f"Bearer {guess}")
+
+
+def test_guesses_are_counted_and_then_even_short_ones_fail() -> None:
     known = callers()
     of(known, Authorization=f"Bearer {OTHER}")
     for _ in range(MAX_FAILURES):
