@@ -133,6 +133,8 @@ class ReplyMessage:
     """None: the message has no attachments; an empty list is written as one."""
     thid: str | None = None
     pthid: str | None = None
+    ack: Sequence[str] = ()
+    """v2 only: the ids of messages that it acknowledges (DIDComm v2.1 §ACKs)."""
     decorators: Json = field(default_factory=dict)
     """v1 only: further top-level fields such as ``connection~sig``."""
     id: str = field(default_factory=lambda: str(uuid.uuid4()))
@@ -297,6 +299,8 @@ def _write_v2(reply: ReplyMessage, sender: str, receiver: str) -> Json:
         raw["thid"] = reply.thid
     if reply.pthid is not None:
         raw["pthid"] = reply.pthid
+    if reply.ack:
+        raw["ack"] = list(reply.ack)
     if reply.attachments is not None:
         raw["attachments"] = [_written(attachment, "id", base64.urlsafe_b64encode) for attachment in reply.attachments]
     return raw

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from mediator.errors import MediatorError
 from pickup.client import transport
@@ -201,4 +203,19 @@ def raise_problem(answer: Plaintext) -> None:
 
 
 def _comment(answer: Plaintext) -> str:
-    return str(answer.body.get("comment", answer.body.get("explain", "")))
+    return render_comment(answer.body) or str(answer.body.get("explain", ""))
+
+
+def render_comment(body: Mapping[str, Any]) -> str:
+    """Put ``args`` into a ``comment``: a missing one is ``?``, one too many is appended (DIDComm v2.1)."""
+    listed = body.get("args")
+    args = ["?" if one is None else str(one) for one in listed] if isinstance(listed, list) else []
+    used: set[int] = set()
+
+    def fill(place: re.Match[str]) -> str:
+        number = int(place[1])
+        used.add(number)
+        return args[number - 1] if 0 < number <= len(args) else "?"
+
+    text = re.sub(r"\{(\d{1,3})\}", fill, str(body.get("comment", "")))
+    return ", ".join([text, *(arg for number, arg in enumerate(args, 1) if number not in used)])

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any, Self
 
 from mediator.errors import MediatorError
-from pickup.client.conversation import Conversation, UnsolicitedMessage
+from pickup.client.conversation import Conversation, UnsolicitedMessage, render_comment
 from pickup.client.errors import ClientError, ProblemError
 from pickup.client.handshake import ClientHandshake
 from pickup.client.invitation import MediatorInvitation
@@ -173,8 +173,8 @@ class Holder:
         """Request mediation (RFC 0211); a repeated request gets the same mailbox."""
         answer = await self.ask(self._coordinate("mediate-request"))
         if answer.name == "mediate-deny":
-            why = answer.body
-            raise ProblemError(str(why.get("code", "mediate-deny")), str(why.get("comment", "mediation is denied")))
+            why = render_comment(answer.body) or "mediation is denied"
+            raise ProblemError(str(answer.body.get("code", "mediate-deny")), why)
         body = _expect(answer, "mediate-grant")
         if self.generation is V1:
             endpoint, routing = str(body["endpoint"]), tuple(filter(None, map(canonical, body["routing_keys"])))

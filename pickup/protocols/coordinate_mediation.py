@@ -17,6 +17,7 @@ from pickup.mediation.keylist import KeylistResult, KeylistUpdate
 from pickup.mediation.names import MAX_NAME
 from pickup.mediation.records import Generation, NewConnection
 from pickup.message import OLD, DidcommMessage, Json, ReplyMessage
+from pickup.problem_reports import explain
 
 FAMILY = "coordinate-mediation"
 MAX_ACTION = 64
@@ -70,7 +71,7 @@ async def mediate_request(request: InboundRequest) -> Sequence[ReplyMessage]:
             raise denial(request.mediation.rules)
     except MediationDeniedError as error:
         # v1 agents with strict schemas refuse fields that RFC 0211 does not name.
-        why = {} if request.message.generation is Generation.V1 else {"code": error.problem, "comment": str(error)}
+        why = {} if request.message.generation is Generation.V1 else explain(error)
         return [request.reply("mediate-deny", why)]
     body = _granted(request.message, context.identities.current(request.tenant), context.public_url)
     return [request.reply("mediate-grant", body)]

@@ -207,7 +207,7 @@ def _not_live(message: DidcommMessage, error: LiveModeError) -> ReplyMessage:
             return ReplyMessage(type, {"description": str(error)}, pthid=message.id)
         case 4:
             written = problem_reports.report(message, error)
-            return ReplyMessage(message.type.named(problem_reports.REPORT), written.body, pthid=message.thread)
+            return replace(written, type=message.type.named(problem_reports.REPORT), thid=None, pthid=message.thread)
         case _:
             return problem_reports.report(message, error)
 

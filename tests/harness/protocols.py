@@ -108,10 +108,14 @@ class Answer:
 
     @property
     def problem(self) -> tuple[str, str]:
-        """Code and text of a problem report."""
+        """Code and text of a problem report, with its args in their places."""
         assert self.name == "problem-report", self.raw
         said = self.body.get("description", self.body)
-        return said["code"], said.get("en", said.get("comment"))
+        text = said.get("en", said.get("comment"))
+        for number, arg in enumerate(said.get("args", ()), 1):
+            assert f"{{{number}}}" in text, said
+            text = text.replace(f"{{{number}}}", arg)
+        return said["code"], text
 
 
 class Wire:

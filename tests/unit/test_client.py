@@ -151,6 +151,14 @@ def test_what_is_no_invitation_is_refused(text: str):
         (Generation.V1, "notification/1.0", {"description": "why"}, "", "why"),
         (Generation.V1, "didexchange/1.0", {"problem-code": "c", "explain": "why"}, "c", "why"),
         (Generation.V2, "report-problem/2.0", {"code": "e.p", "comment": "why"}, "e.p", "why"),
+        (
+            Generation.V2,
+            "report-problem/2.0",
+            {"code": "e", "comment": "{1}: {2}", "args": [None, "{1}"]},
+            "e",
+            "?: {1}",
+        ),
+        (Generation.V2, "report-problem/2.0", {"code": "e", "comment": "{2}", "args": ["a"]}, "e", "?, a"),
     ],
 )
 def test_problem_reports_are_raised(generation: Generation, type: str, body: dict[str, Any], code: str, text: str):

@@ -1,13 +1,22 @@
 """The dispatcher: who handles what, and how refusals are told (D8, D12)."""
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
-from mediator.errors import BadRequestError, MediatorError, NotEnrolledError, UnsupportedMessageError
+from mediator.errors import (
+    BadRequestError,
+    LiveModeError,
+    MediatorError,
+    NotEnrolledError,
+    UnsupportedMessageError,
+)
 from pickup.dispatcher import Dispatcher, InboundRequest
 from pickup.mediation.records import Generation
 from pickup.message import DIDCOMM, OLD, ReplyMessage
+from pickup.problem_reports import COMMENTS, explain
 from tests.harness.mediation import key
 from tests.harness.protocols import V1, V2, Door, Json, Peer, Wire
 
@@ -104,7 +113,11 @@ async def test_a_problem_report_has_the_form_of_its_generation(door: Door, gener
         assert (answer.thid, answer.pthid) == ("thread", peer.last)
     else:
         assert answer.type == f"{prefix}report-problem/2.0/problem-report"
-        assert answer.body == {"code": "e.p.msg.unsupported", "comment": text}
+        args = ["type", f"{prefix}basicmessage/1.0/message is not supported"]
+        assert answer.body == {"code": "e.p.msg.unsupported", "comment": "{1}: {2}", "args": args}
+        assert answer.problem == ("e.p.msg.unsupported", text)
+        # The thread it names is its parent; which message it is about, it acknowledges.
+        assert answer.raw["ack"] == [peer.last]
         assert (answer.thid, answer.pthid) == (None, "thread")
     assert door.meter("mediator_didcomm_problem_reports_total", code="unsupported_message") == 1
 
@@ -135,3 +148,23 @@ def test_a_message_has_one_handler() -> None:
 async def test_a_minor_version_up_to_the_newest_is_spoken(door: Door, version: str, spoken: bool) -> None:
     answer = await (await door.connect(1)).ask(f"out-of-band/{version}/handshake-reuse", pthid="none")
     assert (answer.problem[0] != "e.p.msg.unsupported") is spoken
+
+
+def codes(error: type[MediatorError]) -> set[str]:
+    return {error.problem}.union(*map(codes, error.__subclasses__()))
+
+
+@pytest.mark.rule("D12")
+def test_the_comment_of_a_code_is_always_the_same() -> None:
+    """The text MUST be statically associated with `code`; what varies is in `args`."""
+    assert COMMENTS.keys() == codes(MediatorError)
+    page = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
+    written = dict(re.findall(r"^\| `(e\.[a-z._-]+)` \|.*\| `([^`]+)` \|$", page, re.MULTILINE))
+    assert written == COMMENTS
+    for error, args in (
+        (BadRequestError("limit", "expected: more"), ["limit", "expected: more"]),
+        (NotEnrolledError("why: {2}"), ["why: {2}"]),
+        (LiveModeError(), None),
+    ):
+        assert explain(error).get("args") == args
+        assert explain(error)["comment"] == COMMENTS[error.problem]
