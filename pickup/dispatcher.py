@@ -23,11 +23,49 @@ if TYPE_CHECKING:
     from pickup.context import DidcommContext
 
 
+MAX_ROUTES = 64
+"""Callers whose return route one channel remembers."""
+MAX_THREADS = 8
+"""Threads of each, the last ones that it named."""
+
+
+class ReturnRoutes:
+    """Return routes on one channel: of a caller everything, or some threads (RFC 0092, D5); bounded."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, tuple[str, ...] | None] = {}
+        """By canonical caller its threads; None: everything."""
+
+    def follow(self, caller: str, thread: str | None) -> None:
+        """Return this thread of a caller here besides those before, or everything."""
+        if len(self._of) >= MAX_ROUTES and caller not in self._of:
+            return
+        if thread is None:
+            self._of[caller] = None
+            return
+        threads = [one for one in self._of.get(caller) or () if one != thread]
+        self._of[caller] = (*threads, thread)[-MAX_THREADS:]
+
+    def end(self, caller: str) -> None:
+        """Return nothing of a caller here any more."""
+        self._of.pop(caller, None)
+
+    def lead_here(self, caller: str, thread: str) -> bool:
+        """Whether a reply of this thread is returned here."""
+        threads = self._of.get(caller, ())
+        return threads is None or thread in threads
+
+    def rename(self, before: str, after: str) -> None:
+        """Let the routes of a DID be those of the DID that it was rotated to (D14)."""
+        if before in self._of:
+            self._of[after] = self._of.pop(before)
+
+
 class TransportChannel(Protocol):
     """Where a message came in, and where replies may go back (D5)."""
 
-    routes: set[str]
-    """Canonical callers with return route ``all`` on this channel (RFC 0092); the reply sender bounds it (D5)."""
+    routes: "ReturnRoutes"
+    """Who asked for replies on this channel (RFC 0092, D5)."""
 
     client: str
     """The product that the peer names as its User-Agent, in short; empty: none."""

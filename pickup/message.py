@@ -102,6 +102,8 @@ class DidcommMessage:
     pthid: str | None = None
     return_route: str | None = None
     """``all``, ``thread`` or ``none`` (RFC 0092), as written; None when absent (D5)."""
+    return_route_thread: str | None = None
+    """The thread that ``thread`` is for; None: the message's own."""
     from_did: str | None = None
     """v2: the sender by the plaintext, which must agree with the envelope (D8)."""
     from_prior: str | None = None
@@ -157,6 +159,7 @@ def _read_v1(raw: Mapping[str, Any]) -> DidcommMessage:
         thid=thread.optional_text("thid", MAX_ID),
         pthid=thread.optional_text("pthid", MAX_ID),
         return_route=StrictFields(transport).optional_text("return_route", MAX_ID),
+        return_route_thread=StrictFields(transport).optional_text("return_route_thread", MAX_ID),
     )
 
 
@@ -174,6 +177,7 @@ def _read_v2(raw: Mapping[str, Any]) -> DidcommMessage:
         thid=fields.optional_text("thid", MAX_ID),
         pthid=fields.optional_text("pthid", MAX_ID),
         return_route=fields.optional_text("return_route", MAX_ID),
+        return_route_thread=fields.optional_text("return_route_thread", MAX_ID),
         from_did=fields.optional_text("from", MAX_FROM),
         from_prior=fields.optional_text("from_prior", MAX_FROM_PRIOR),
         to=tuple(to or ()),
@@ -199,6 +203,7 @@ def outline(raw: Mapping[str, Any], generation: Generation) -> DidcommMessage | 
         raw=raw,
         thid=_text(thread, "thid"),
         return_route=_text(transport, "return_route"),
+        return_route_thread=_text(transport, "return_route_thread"),
     )
 
 

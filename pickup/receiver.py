@@ -136,9 +136,7 @@ class MessageReceiver:
                 context.sessions.end(lambda connection: connection.no == prior.no)
         else:
             context.sessions.rotated(rotated)
-            if rotation.prior_did in routes:
-                routes.remove(rotation.prior_did)
-                routes.add(request.caller or "")
+            routes.rename(rotation.prior_did, rotation.caller or "")
         return rotated
 
     @staticmethod

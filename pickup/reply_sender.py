@@ -14,8 +14,6 @@ from pickup.message import ReplyMessage, encode, write
 from pickup.outbound import OutboundMessage
 
 PICKUP = frozenset({"messagepickup", "message-pickup"})
-MAX_ROUTES = 64
-"""Callers whose return route one channel remembers."""
 
 
 class EnvelopeSender(Protocol):
@@ -97,17 +95,23 @@ class ReplySender:
 
 
 def returns_here(request: InboundRequest) -> bool:
-    """Whether the reply goes back on the request's channel, by its return route; ``all`` is remembered (D5)."""
-    message, routes = request.message, request.channel.routes
+    """Whether the replies to a request go back on its channel, by a return route, which is remembered (RFC 0092, D5).
+
+    They are all in the thread of the request.
+    """
+    message, routes, caller = request.message, request.channel.routes, request.caller or ""
     match message.return_route:
         case "all":
-            if request.caller is not None and len(routes) < MAX_ROUTES:
-                routes.add(request.caller)
+            if caller:
+                routes.follow(caller, None)
             return True
         case "thread":
-            return True
+            thread = message.return_route_thread or message.thread
+            if caller:
+                routes.follow(caller, thread)
+            return thread == message.thread
         case None:
-            return message.type.family in PICKUP or request.caller in routes
+            return message.type.family in PICKUP or routes.lead_here(caller, message.thread)
         case _:
-            routes.discard(request.caller or "")
+            routes.end(caller)
             return False

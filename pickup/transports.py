@@ -16,7 +16,7 @@ from mediator.trace_hooks import NO_TRACE, TraceHooks
 from pickup import media_types
 from pickup.address_gate import AddressGate
 from pickup.connection_use import client_family
-from pickup.dispatcher import TransportChannel
+from pickup.dispatcher import ReturnRoutes, TransportChannel
 from pickup.inbound_limit import InboundByteLimiter
 from pickup.mediation.records import Generation
 from pickup.metrics import OK, DidcommMetrics
@@ -231,7 +231,7 @@ class _Exchange:
         """``connected``: a reply could still be sent."""
         self.client = client
         self._connected = connected
-        self.routes: set[str] = set()
+        self.routes = ReturnRoutes()
         self.answer: tuple[bytes, Generation] | None = None
 
     @property

@@ -15,7 +15,7 @@ from mediator.request_ids import RequestScope
 from mediator.trace_hooks import NO_TRACE, TraceHooks
 from pickup.address_gate import AddressGate
 from pickup.connection_use import client_family
-from pickup.dispatcher import TransportChannel
+from pickup.dispatcher import ReturnRoutes, TransportChannel
 from pickup.inbound_limit import ByteCounter, InboundByteLimiter
 from pickup.mediation.records import Generation
 from pickup.metrics import OK, DidcommMetrics
@@ -69,7 +69,7 @@ class WebSocketChannel:
         trace: TraceHooks = NO_TRACE,
     ) -> None:
         """``ws`` is prepared without autoping; ``rate`` is in frames a second; ``gate`` limits those of an address."""
-        self.routes: set[str] = set()
+        self.routes = ReturnRoutes()
         self.client = client_family(request.headers.get(hdrs.USER_AGENT, ""))
         self._ws = ws
         self._transport = request.transport

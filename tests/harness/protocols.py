@@ -22,7 +22,7 @@ from pickup.context import DidcommContext
 from pickup.dids.document import DidDocument, DidResolver, DidService
 from pickup.dids.identities import OwnIdentities
 from pickup.dids.identity_index import Identity
-from pickup.dispatcher import Dispatcher
+from pickup.dispatcher import Dispatcher, ReturnRoutes
 from pickup.door import PROTOCOLS
 from pickup.envelope import OpenedEnvelope
 from pickup.envelope.reading import Jws
@@ -124,7 +124,7 @@ class Wire:
     client = "test/1.0"
 
     def __init__(self, *, persistent: bool = False, alive: bool = True) -> None:
-        self.routes: set[str] = set()
+        self.routes = ReturnRoutes()
         self.frames: list[bytes] = []
         self.alive = alive
         self.pongs = asyncio.Event()

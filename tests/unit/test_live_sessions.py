@@ -23,7 +23,7 @@ from mediator.store.base import Store
 from mediator.store.writer import Committed
 from pickup import live_sessions as module
 from pickup.broker import MediationBroker
-from pickup.dispatcher import InboundRequest
+from pickup.dispatcher import InboundRequest, ReturnRoutes
 from pickup.live_sessions import LiveSessions
 from pickup.mediation import message_queue
 from pickup.mediation.forwarding import Forward
@@ -48,7 +48,7 @@ class Line:
     client = ""
 
     def __init__(self, persistent: bool = True) -> None:
-        self.routes: set[str] = set()
+        self.routes = ReturnRoutes()
         self.persistent = persistent
         self.sent: list[bytes] = []
         self.alive = True

@@ -1,7 +1,10 @@
 """Return routes: RFC 0092 for v1, the return_route extension for v2 (D5)."""
 
+from typing import Any
+
 import pytest
 
+from pickup.dispatcher import MAX_THREADS
 from pickup.mediation.records import Generation
 from tests.harness.mediation import key
 from tests.harness.protocols import V1, V2, Door, Peer, Wire, envelope
@@ -86,6 +89,64 @@ async def test_thread_holds_for_its_message_alone(door: Door, generation: Genera
     peer, wire = await reachable(door, generation), Wire(persistent=True)
     await peer.ask(PING[generation], route="thread", wire=wire)
     assert await peer.tell(PING[generation], route=None, wire=wire) == []
+
+
+def of_thread(generation: Generation, thread: str) -> dict[str, Any]:
+    """Return what asks for the replies of a thread."""
+    if generation is V1:
+        return {"~transport": {"return_route": "thread", "return_route_thread": thread}}
+    return {"return_route": "thread", "return_route_thread": thread}
+
+
+@both
+@pytest.mark.rule("D5")
+async def test_thread_brings_its_thread_alone(door: Door, generation: Generation) -> None:
+    """`thread`: Send all messages matching the key and thread specified in `return_route_thread`."""
+    peer, wire = await reachable(door, generation), Wire(persistent=True)
+    asked = of_thread(generation, "t")
+    assert await peer.tell(PING[generation], route=None, wire=wire, **asked) == []
+    assert (await peer.ask(PING[generation], route=None, wire=wire, thid="t")).thid == "t"
+    assert await peer.tell(PING[generation], route=None, wire=wire, thid="u") == []
+    # A refusal in the thread, too.
+    assert (await peer.ask("nonsense/1.0/x", route=None, wire=wire, thid="t")).name == "problem-report"
+    assert await peer.tell(PING[generation], route="none", wire=wire, thid="t") == []
+    assert await peer.tell(PING[generation], route=None, wire=wire, thid="t") == []
+    assert len(door.outbox.sent) == 4
+
+
+@both
+@pytest.mark.rule("D5")
+async def test_http_answers_no_other_thread(door: Door, generation: Generation) -> None:
+    peer = await reachable(door, generation)
+    assert await peer.tell(PING[generation], route=None, **of_thread(generation, "t")) == []
+    assert (await peer.ask(PING[generation], route=None, thid="t", **of_thread(generation, "t"))).thid == "t"
+    await peer.ask(MEDIATE[generation])
+    assert await peer.tell(STATUS[generation], route=None, **of_thread(generation, "t")) == []
+    assert len(door.outbox.sent) == 1
+
+
+@pytest.mark.rule("D5")
+async def test_thread_takes_the_place_of_all(door: Door) -> None:
+    peer, wire = await reachable(door, V2), Wire(persistent=True)
+    await peer.ask(PING[V2], route="all", wire=wire)
+    await peer.ask(PING[V2], route="thread", wire=wire)
+    assert await peer.tell(PING[V2], route=None, wire=wire) == []
+
+
+@pytest.mark.rule("D5")
+async def test_a_channel_remembers_the_last_threads(door: Door) -> None:
+    peer, wire = await reachable(door, V2), Wire(persistent=True)
+    for number in range(MAX_THREADS + 1):
+        await peer.ask(PING[V2], route="thread", wire=wire, thid=f"{number}")
+    assert await peer.tell(PING[V2], route=None, wire=wire, thid="0") == []
+    assert (await peer.ask(PING[V2], route=None, wire=wire, thid="1")).thid == "1"
+
+
+@pytest.mark.rule("D12")
+async def test_a_thread_that_is_no_text_is_named(door: Door) -> None:
+    peer = await door.connect(1, V2)
+    answer = await peer.ask(PING[V2], route="all", return_route_thread=7)
+    assert answer.problem[1].startswith("return_route_thread: ")
 
 
 @pytest.mark.rule("D5", "D8")
