@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import logging
 import random
 import socket
 import ssl
@@ -10,12 +9,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
-from urllib.parse import ParseResult
 
-from nats.aio.client import DEFAULT_BUFFER_SIZE, Server, Srv
-from nats.aio.client import Client as NatsPy
+from nats.aio.client import Server
 from nats.aio.msg import Msg
-from nats.aio.transport import TcpTransport
 from nats.errors import (
     ConnectionClosedError,
     MaxPayloadError,
@@ -35,6 +31,7 @@ from mediator.errors import (
     error_of_reply,
 )
 from mediator.login import Login
+from mediator.tls_client import TlsClient
 
 PREFIX = "$mq9.AI."
 CONNECT_SECONDS = 5.0
@@ -51,10 +48,6 @@ IN_FLIGHT = 256
 """Requests at the same time; others wait, so that each has its time for an answer to itself."""
 
 
-# nats-py's streams do not know that they were encrypted later, and asyncio says so whenever one of them is closed.
-logging.getLogger("asyncio").addFilter(lambda record: "eof_received() has no effect" not in str(record.msg))
-
-
 class Reply(dict[str, Any]):
     """The fields of a reply without error."""
 
@@ -67,7 +60,7 @@ class _UnencryptedError(NatsError):
         return "the server does not encrypt, but the URL begins with tls://"
 
 
-class _Nats(NatsPy):
+class _Nats(TlsClient):
     """Knows whether the connection at hand is encrypted: nats-py asks for the context when a server wants TLS."""
 
     def __init__(self, context: ssl.SSLContext) -> None:
@@ -79,28 +72,6 @@ class _Nats(NatsPy):
     def ssl_context(self) -> ssl.SSLContext:
         self.encrypted = True
         return self._context
-
-    async def _connect_to_server(self, s: Srv) -> None:
-        # As nats-py does, which would make a transport of its own; other schemes are refused before.
-        s.last_attempt = time.monotonic()
-        transport = self._transport or _Transport()  # type: ignore[no-untyped-call]
-        self._transport = transport
-        await transport.connect(s.uri, DEFAULT_BUFFER_SIZE, self.options["connect_timeout"])
-
-
-class _Transport(TcpTransport):
-    async def connect_tls(
-        self, uri: str | ParseResult, ssl_context: ssl.SSLContext, buffer_size: int, connect_timeout: int
-    ) -> None:
-        writer = self._io_writer
-        assert writer is not None
-        try:
-            await super().connect_tls(uri, ssl_context, buffer_size, connect_timeout)
-        except BaseException:
-            # nats-py waits until the stream is closed, which a stream never learns whose handshake did not end.
-            writer.transport.abort()
-            self._io_writer = None
-            raise
 
 
 class Connection:
