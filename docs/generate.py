@@ -17,10 +17,10 @@ from docs.generators import asyncapi, didcomm, grafana, http, metrics
 from mediator.cli import build_app
 from mediator.cli.client import NatsOptions
 from mediator.config.operators import OperatorToken
-from mediator.config.settings import all_settings
 from mediator.config.sources import CONFIG_VARIABLE, options, variable_name
 from mediator.config.tenants import TenantSettings, UserSettings
 from mediator.endpoint import Endpoint
+from mediator.parts import installed_settings
 
 _HEAD = f"""\
 # Configuration
@@ -57,10 +57,9 @@ so are `MEDIATOR_QUOTAS__MAILBOX_MESSAGES=100000` and the table above.
 def configuration() -> str:
     """Return docs/configuration.md: each option with its values, default, variable and advice."""
     sections = [_HEAD, "## Options\n"]
-    sections += [
-        _option(path, field) for path, field in options(all_settings()) if len(path) == 1 and _table_of(field) is None
-    ]
-    for path, field in options(all_settings()):
+    listed = list(options(installed_settings()))
+    sections += [_option(path, field) for path, field in listed if len(path) == 1 and _table_of(field) is None]
+    for path, field in listed:
         if (table := _table_of(field)) is not None:
             sections.append(f"## {path[0]}\n\n{_sentence(table)}\n")
             sections += [_option((*path, *inner), inside) for inner, inside in options(table)]
@@ -152,7 +151,8 @@ def _commands(group: typer.Typer, path: str) -> Iterator[str]:
         yield _command(f"{path} {name}", callback, command.epilog or "")
     for inner in group.registered_groups:
         assert inner.typer_instance is not None
-        yield from _commands(inner.typer_instance, f"{path} {inner.name}")
+        # A group without a name adds its commands to those of the group above.
+        yield from _commands(inner.typer_instance, f"{path} {inner.name}" if isinstance(inner.name, str) else path)
 
 
 def _command(path: str, callback: Callable[..., Any], example: str) -> str:

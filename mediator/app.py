@@ -11,7 +11,7 @@ import gc
 import hashlib
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,13 +21,14 @@ import structlog
 from mediator.admin.access import Access
 from mediator.admin.api import AdminApi
 from mediator.admin.sessions import CookieSealer
-from mediator.admin.sign_in import SignIn
+from mediator.admin.sign_in import SignIn, SignInView
 from mediator.broker import Broker, wall_clock
 from mediator.config.settings import Settings
 from mediator.console.console import Console
-from mediator.console.opening import open_console
+from mediator.console.opening import add_core_pages
 from mediator.errors import MediatorError
 from mediator.gateway.server import open_gateway, open_short_way, public_url, push_verbs
+from mediator.host import Host
 from mediator.http.app import build_app
 from mediator.http.callers import HttpCallers
 from mediator.http.health import Health
@@ -45,6 +46,7 @@ from mediator.nats.opening import (
 from mediator.nats.replies import message_limit
 from mediator.nats.verbs import verb_of_part
 from mediator.ops import ended_sessions
+from mediator.ops.activity import TOPIC, Activity
 from mediator.ops.audit import AuditLog
 from mediator.ops.cleanup import all_steps
 from mediator.ops.clock import ClockRecord
@@ -63,13 +65,15 @@ from mediator.ops.message_operations import MessageOperations
 from mediator.ops.metrics import Metrics
 from mediator.ops.open_files import fit_service
 from mediator.ops.operations import Actor, Operation, Operations, Right
+from mediator.ops.ranking import RankingOperations
+from mediator.ops.sampling import PERIOD
 from mediator.ops.scheduler import Scheduler
 from mediator.ops.schemas import obj
 from mediator.ops.service_operations import ServiceOperations
 from mediator.ops.settings_operations import SettingsOperations
 from mediator.ops.tenant_metrics import MEASURE_SECONDS, TenantMetrics
 from mediator.ops.tenant_operations import TenantOperations
-from mediator.parts import Host, find_parts
+from mediator.parts import cleanup_steps, find_parts
 from mediator.store.base import Store
 from mediator.store.opening import open_store
 from mediator.system.heap import limit_arenas
@@ -135,9 +139,9 @@ async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
 
         # What runs by the clock, and what operators ask for.
         operations = _make_operations(broker, journal, settings)
-        keep_groups = settings.push.keep_days * DAY
+        keep_groups, steps = settings.push.keep_days * DAY, cleanup_steps(settings)
         scheduler = Scheduler(
-            *(broker, settings.cleanup, all_steps(settings), metrics, operations),
+            *(broker, settings.cleanup, all_steps(settings, steps), metrics, operations),
             keep_groups=keep_groups,
             instance=settings.instance,
             record=ClockRecord(settings.data_dir),
@@ -261,7 +265,7 @@ def _open_store(settings: Settings) -> Store:
     """Open the store, and take from other users the permission to read its files."""
     for path in narrow(settings.data_dir):
         log.warning("others could read a file of the service: permissions narrowed", file=path.name)
-    return open_store(settings.data_dir, settings.store_url)
+    return open_store(settings.data_dir, settings.store_url, settings.migrations_of_parts)
 
 
 @asynccontextmanager
@@ -332,7 +336,8 @@ async def _serve_operators(host: Host, health: Health, nats_url: str, tasks: Lon
     host.operations.add_methods(MailboxOperations(host.broker))
     host.operations.add_methods(MessageOperations(host.broker))
     host.operations.add_methods(DeadOperations(host.broker))
-    host.operations.add_methods(ForgetOperations(Forgetting(host.broker, host.settings)))
+    forgetting = Forgetting(host.broker, cleanup_steps(host.settings), [part.forget_address for part in find_parts()])
+    host.operations.add_methods(ForgetOperations(forgetting))
     host.operations.add_methods(LongTaskOperations(tasks, host.settings))
     service = ServiceOperations(
         host.broker, host.settings, host.tenants, health, nats_url, host.http_port, host.doctor_checks
@@ -344,7 +349,7 @@ async def _serve_operators(host: Host, health: Health, nats_url: str, tasks: Lon
         host.console.streams.end_forbidden()
 
     host.operations.add_methods(SettingsOperations(host.settings, take))
-    sign_in.render = await open_console(host, health)
+    sign_in.render = await _open_console(host, health)
     AdminApi(host.operations, host.access).add_routes(host.app)
     # Live pages end with what gave the right to them; a second tenant ends the rights of this machine.
     ended = host.access.ended
@@ -356,6 +361,17 @@ async def _serve_operators(host: Host, health: Health, nats_url: str, tasks: Lon
         yield sign_in
     finally:
         await ended.close()
+
+
+async def _open_console(host: Host, health: Health) -> Callable[[SignInView], Awaitable[str]]:
+    """Serve the console, once the parts have added their pages; return what writes the page of the sign-in."""
+    activity = Activity(host.broker, host.settings, health, host.metrics.registry, host.announcer(TOPIC))
+    await activity.open(host.operations)
+    host.add_job(activity.tick, PERIOD, "sample for the console")
+    host.operations.add_methods(RankingOperations(host.broker))
+    write_sign_in = add_core_pages(host.console, activity, host.broker)
+    host.console.register(host.app)
+    return write_sign_in
 
 
 def _make_operations(broker: Broker, journal: JournalWriter, settings: Settings) -> Operations:

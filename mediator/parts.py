@@ -6,41 +6,32 @@ A part is a Python package that offers an instance of :class:`Part` under the en
     echo = "echo_door:part"
 
 The service finds all installed parts at startup. A part brings a section of the settings, migrations, commands of
-``mediator``, steps of the clean-up, and, while the service runs, whatever it registers with its :class:`Host`: NATS
-verbs, HTTP routes, health and doctor checks, jobs, operations for operators, and pages of the console. Every command
-loads the module that the entry point names, so it should import heavy libraries only inside its methods.
+``mediator``, steps of the clean-up, and, while the service runs, whatever it registers with
+:class:`mediator.host.Host`: NATS verbs, HTTP routes, health and doctor checks, jobs, operations for operators, and
+pages of the console. Every command loads the module that the entry point names, so it should import heavy libraries
+only inside its methods. Nothing below ``app.py`` and the commands looks for parts: what they bring is handed in.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from mediator.errors import SetupError
 
 if TYPE_CHECKING:
-    from aiohttp import web
+    import typer
 
-    from mediator.admin.access import Access
-    from mediator.broker import Broker
-    from mediator.cli.options import CommandGroup
     from mediator.config.settings import Settings
     from mediator.config.types import PartSettings
-    from mediator.console.console import Console
-    from mediator.http.callers import HttpCallers
-    from mediator.http.health import Check, Health
-    from mediator.nats.verbs import SendListener, VerbHandler
+    from mediator.host import Host
+    from mediator.ops.backup import BackupScope
     from mediator.ops.collector import CleanupStep
-    from mediator.ops.diagnosis import DoctorCheck
-    from mediator.ops.metrics import Metrics
-    from mediator.ops.operations import Operations
-    from mediator.ops.scheduler import Scheduler
     from mediator.ops.verify.checks import VerifyCheck
     from mediator.store.base import Transaction
-    from mediator.tenants.directory import TenantDirectory
 
 GROUP = "mediator.parts"
 
@@ -62,7 +53,7 @@ class Part:
         """Return the class of the part's section of the settings, read with ``settings.section(MySettings)``."""
         return None
 
-    def add_commands(self, app: "CommandGroup") -> None:
+    def add_commands(self, app: "typer.Typer") -> None:
         """Add commands and groups of commands to ``mediator``."""
 
     key_files: Sequence[str] = ()
@@ -109,92 +100,6 @@ class ForgottenFiles(NamedTuple):
     left: str = ""
 
 
-class Announcer(Protocol):
-    """Broadcasts to all instances on one database, this one included; a lost or too large message is not repeated."""
-
-    async def publish(self, data: bytes) -> None:
-        """Send to all instances."""
-
-    async def listen(self, heard: Callable[[bytes], None]) -> None:
-        """Call ``heard`` with each message, on the event loop."""
-
-
-class Host:
-    """What a running service offers to its parts."""
-
-    def __init__(
-        self,
-        settings: "Settings",
-        *,
-        broker: "Broker",
-        metrics: "Metrics",
-        health: "Health",
-        scheduler: "Scheduler",
-        operations: "Operations",
-        announcer: "Callable[[str], Announcer | None]",
-        app: "web.Application",
-        http_port: int,
-        tenants: "TenantDirectory",
-        callers: "HttpCallers",
-        access: "Access",
-        console: "Console",
-    ) -> None:
-        """``app`` takes routes until the parts are open.
-
-        ``callers`` says who makes a request, ``access`` which operator it comes from, sessions of browsers too.
-        """
-        self.tenants = tenants
-        """All tenants, which may change while the service runs."""
-        self.settings = settings
-        self.broker = broker
-        self.metrics = metrics
-        self.app = app
-        self.http_port = http_port
-        self.callers = callers
-        self.access = access
-        self.console = console
-        """The pages for operators; see :mod:`mediator.console.pages` for how to add some."""
-        self.verbs: dict[str, tuple[str, VerbHandler, Mapping[str, Any]]] = {}
-        self.doctor_checks: list[DoctorCheck] = []
-        self.send_listeners: list[SendListener] = []
-        self._health = health
-        self._scheduler = scheduler
-        self.operations = operations
-        """What operators can ask for: ``operations.add(Operation(…))``."""
-        self.announcer = announcer
-        """Returns a way to reach the other instances on this database, by a topic; None where there are no others."""
-
-    def add_verb(self, subject: str, name: str, handler: "VerbHandler", empty: Mapping[str, Any] | None = None) -> None:
-        """Answer NATS requests on ``$mq9.AI.<subject>``; ``name`` is the verb in metrics.
-
-        ``empty`` are the reply's fields, beside ``error``, when the request failed (N1).
-
-        Raises :class:`SetupError` when another part answers them already.
-        """
-        if subject in self.verbs:
-            raise SetupError(f"two parts answer requests on {subject}; uninstall one of them")
-        self.verbs[subject] = name, handler, empty or {}
-
-    def add_send_listener(self, heard: "SendListener") -> None:
-        """Call ``heard`` with tenant, connection and address after each SEND over NATS that succeeded.
-
-        The connection is that of :data:`mediator.callers.connection`. It runs on the event loop, and must be quick.
-        """
-        self.send_listeners.append(heard)
-
-    def add_health_check(self, name: str, check: "Check") -> None:
-        """Have ``/readyz`` ask ``check``, which returns None or what is wrong."""
-        self._health.add(name, check)
-
-    def add_doctor_check(self, check: "DoctorCheck") -> None:
-        """Have ``mediator doctor`` show what ``check`` finds."""
-        self.doctor_checks.append(check)
-
-    def add_job(self, job: Callable[[], Awaitable[None]], seconds: int, name: str = "") -> None:
-        """Run ``job`` every so many seconds, for the first time at once; operators see its name."""
-        self._scheduler.add_job(job, seconds, name)
-
-
 @cache
 def find_parts() -> tuple[Part, ...]:
     """Load the installed parts, in order of their names.
@@ -206,6 +111,39 @@ def find_parts() -> tuple[Part, ...]:
         if one.name == other.name:
             raise SetupError(f"part {one.name}: both {_origin(one)} and {_origin(other)} bring it; uninstall one")
     return tuple(map(_load, found))
+
+
+@cache
+def installed_settings() -> "type[Settings]":
+    """Return the settings with a section for each installed part; raises :class:`SetupError` where two collide."""
+    from mediator.config.settings import with_parts
+
+    parts = find_parts()
+    sections = {part.name: kind for part in parts if (kind := part.settings()) is not None}
+    migrations = {part.name: part.migrations for part in parts if part.migrations is not None}
+    return with_parts(sections, migrations)
+
+
+def cleanup_steps(settings: "Settings") -> "list[CleanupStep]":
+    """Return what the clean-up does for the installed parts."""
+    return [step for part in find_parts() for step in part.cleanup_steps(settings)]
+
+
+def verify_checks(settings: "Settings") -> "list[VerifyCheck]":
+    """Return what ``mediator verify`` checks of the installed parts."""
+    return [check for part in find_parts() for check in part.verify_checks(settings)]
+
+
+def backup_scope(settings: "Settings") -> "BackupScope":
+    """Return what a backup has to know of the installed parts."""
+    from mediator.ops.backup import BackupScope
+
+    parts = find_parts()
+    return BackupScope(
+        keys={name: key for part in parts for name, key in part.keys(settings).items()},
+        key_files=[name for part in parts for name in part.key_files],
+        known_numbers=[name for part in parts for name in part.known_numbers],
+    )
 
 
 def _load(entry: EntryPoint) -> Part:

@@ -8,9 +8,9 @@ from ipaddress import ip_network
 
 import structlog
 
+from mediator.announcer import Announcer
 from mediator.errors import MediatorError
 from mediator.http.connections import Address
-from mediator.parts import Announcer
 from pickup.broker import MediationBroker
 from pickup.mediation import access
 from pickup.mediation.names import canonical

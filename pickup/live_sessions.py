@@ -9,10 +9,10 @@ from typing import NamedTuple, Protocol
 
 import structlog
 
+from mediator.announcer import Announcer
 from mediator.broker import WAKE_KEY_BYTES
 from mediator.errors import BusyError, LiveModeError, MediatorError, NotEnrolledError
 from mediator.mailboxes.bounds import DAY
-from mediator.parts import Announcer
 from pickup.broker import MediationBroker
 from pickup.dispatcher import InboundRequest, TransportChannel
 from pickup.live_leases import LiveLeases

@@ -4,12 +4,14 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from mediator.parts import Host, Part
+from mediator.parts import Part
 
 if TYPE_CHECKING:
-    from mediator.cli.options import CommandGroup
+    import typer
+
     from mediator.config.settings import Settings
     from mediator.config.types import PartSettings
+    from mediator.host import Host
     from mediator.ops.collector import CleanupStep
     from mediator.ops.verify.checks import VerifyCheck
     from mediator.store.base import Transaction
@@ -28,13 +30,13 @@ class DidcommPart(Part):
 
         return DidcommSettings
 
-    def add_commands(self, app: "CommandGroup") -> None:
+    def add_commands(self, app: "typer.Typer") -> None:
         """Add invite, invitations, connections, keys, identity, didcomm and try."""
         from pickup.cli import didcomm, operating, try_mediator
 
-        app.include(didcomm.app)
-        app.include(operating.app)
-        app.include(try_mediator.app)
+        app.add_typer(didcomm.app)
+        app.add_typer(operating.app)
+        app.add_typer(try_mediator.app)
 
     key_files = ("didcomm.key",)
 
@@ -76,7 +78,7 @@ class DidcommPart(Part):
         return mediation_checks()
 
     @asynccontextmanager
-    async def open(self, host: Host) -> AsyncIterator[None]:
+    async def open(self, host: "Host") -> AsyncIterator[None]:
         """Open the DIDComm door on the HTTP application."""
         from mediator.mailboxes.mailbox import Kind
         from pickup.broker import MEDIATION_HOOKS

@@ -7,12 +7,14 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from mediator.parts import ForgottenFiles, Host, Part
+from mediator.parts import ForgottenFiles, Part
 
 if TYPE_CHECKING:
-    from mediator.cli.options import CommandGroup
+    import typer
+
     from mediator.config.settings import Settings
     from mediator.config.types import PartSettings
+    from mediator.host import Host
     from mediator.ops.verify.checks import VerifyCheck
 
 
@@ -27,7 +29,7 @@ class PipelinePart(Part):
 
         return PipelineSettings
 
-    def add_commands(self, app: "CommandGroup") -> None:
+    def add_commands(self, app: "typer.Typer") -> None:
         """Add the group ``pipeline``."""
         from pipeline.cli.commands import app as pipeline
 
@@ -60,7 +62,7 @@ class PipelinePart(Part):
         return (LakeFiles(),)
 
     @asynccontextmanager
-    async def open(self, host: Host) -> AsyncIterator[None]:
+    async def open(self, host: "Host") -> AsyncIterator[None]:
         """Keep the history of runs, and run what is due if that is wanted."""
         from mediator.ops.runs.commands import RunOperations
         from mediator.ops.runs.history import RunHistory

@@ -4,12 +4,14 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from mediator.parts import Host, Part
+from mediator.parts import Part
 
 if TYPE_CHECKING:
-    from mediator.cli.options import CommandGroup
+    import typer
+
     from mediator.config.settings import Settings
     from mediator.config.types import PartSettings
+    from mediator.host import Host
     from mediator.ops.collector import CleanupStep
     from mediator.ops.verify.checks import VerifyCheck
     from mediator.store.base import Transaction
@@ -26,7 +28,7 @@ class RegistryPart(Part):
 
         return RegistrySettings
 
-    def add_commands(self, app: "CommandGroup") -> None:
+    def add_commands(self, app: "typer.Typer") -> None:
         """Add the group ``agent``."""
         from registry.cli.agents import app as agent
 
@@ -61,7 +63,7 @@ class RegistryPart(Part):
         return registry_checks()
 
     @asynccontextmanager
-    async def open(self, host: Host) -> AsyncIterator[None]:
+    async def open(self, host: "Host") -> AsyncIterator[None]:
         """Run the registry and open its doors: the verbs ``AGENT.*`` and REST."""
         from registry.settings import RegistrySettings
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import structlog
 from pydantic import SecretStr
 
+from mediator.announcer import Announcer
 from mediator.broker import Broker
+from mediator.host import Host
 from mediator.http.guard import Guard
-from mediator.parts import Announcer, Host
 from registry.api.console import add_pages
 from registry.api.doors import RegistryApi, add_verbs
 from registry.api.operations import AgentOperations, RegistryOperations

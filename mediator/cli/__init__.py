@@ -62,7 +62,7 @@ def build_app() -> CommandGroup:
     )
     app.callback(invoke_without_command=True)(_program)
     for module in (service, quickstart, backup, messages, mcp, bench, doctor, verify, forget):
-        app.include(module.app)
+        app.add_typer(module.app)
     app.add_typer(mailboxes.app, name="mailbox")
     app.add_typer(dead.app, name="dead")
     app.add_typer(tenants.app, name="tenant")

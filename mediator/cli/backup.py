@@ -38,9 +38,10 @@ def backup(
     """
     settings = options.load(database_url=database_url)
     from mediator.ops.backup import backup as write
+    from mediator.parts import backup_scope
 
     with _progress() as on_progress:
-        manifest = write(settings, file, with_keys=with_keys, on_progress=on_progress)
+        manifest = write(settings, backup_scope(settings), file, with_keys=with_keys, on_progress=on_progress)
     size = file.stat().st_size
     if options.as_json:
         output.print_json({"file": str(file), "bytes": size, **_fields(manifest)})
@@ -58,9 +59,10 @@ def restore(file: File, database_url: DatabaseUrl = None, *, options: CommandOpt
     """
     settings = options.load(database_url=database_url)
     from mediator.ops.backup import restore as read
+    from mediator.parts import backup_scope
 
     with _progress() as on_progress:
-        done = read(settings, file, on_progress=on_progress)
+        done = read(settings, backup_scope(settings), file, on_progress=on_progress)
     if options.as_json:
         more = {"skipped_ids": done.skipped, "later_messages": done.later, "missing_keys": done.missing_keys}
         output.print_json({**_fields(done.manifest), **more})

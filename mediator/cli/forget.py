@@ -32,23 +32,25 @@ def forget(
     from mediator.ops import logs
     from mediator.ops.forgetting import FORGET_SECONDS, forget_offline
     from mediator.ops.store_access import ask_or_do
-    from mediator.parts import find_parts
+    from mediator.parts import cleanup_steps, find_parts
 
     # The result is printed below; the log is for problems.
     logs.setup("warning", settings.log_format)
     fields = {"tenant": options.tenant, "mail_address": address}
+    parts = find_parts()
+    steps, of_parts = cleanup_steps(settings), [part.forget_address for part in parts]
     answer = asyncio.run(
         ask_or_do(
             settings,
             "mailbox-forget",
             fields,
-            lambda: forget_offline(settings, fields),
+            lambda: forget_offline(settings, steps, of_parts, fields),
             within=FORGET_SECONDS,
         )
     )
     removed: dict[str, int] = dict(answer["removed"])
     left: list[str] = list(answer["left"])
-    for part in find_parts():
+    for part in parts:
         files = part.forget_files(settings, options.tenant, address)
         if files is not None:
             removed.update({kind: count for kind, count in files.removed.items() if count})

@@ -48,11 +48,6 @@ class CommandGroup(typer.Typer):
 
         return decorate
 
-    def include(self, group: typer.Typer) -> None:
-        """Add the commands and groups of another group to this one."""
-        self.registered_commands += group.registered_commands
-        self.registered_groups += group.registered_groups
-
 
 def _expand_groups(function: Callable[..., None]) -> Callable[..., None]:
     groups: dict[str, tuple[type, list[str]]] = {}
@@ -153,9 +148,9 @@ class SettingsOptions:
 
     def load(self, **overrides: Any) -> "Settings":
         """Read the settings; flags win."""
-        from mediator.config.settings import Settings
+        from mediator.parts import installed_settings
 
-        return Settings.load(self.config, data_dir=self.data_dir, **overrides)
+        return installed_settings().load(self.config, data_dir=self.data_dir, **overrides)
 
     @property
     def names_service(self) -> bool:

@@ -155,7 +155,7 @@ def migrate(*, database_url: DatabaseUrl = None, options: CommandOptions) -> Non
     settings = options.load(database_url=database_url)
     from mediator.store.opening import open_store
 
-    store = open_store(settings.data_dir, settings.store_url)
+    store = open_store(settings.data_dir, settings.store_url, settings.migrations_of_parts)
     store.close()
     names = store.migrated
     if options.as_json:
@@ -185,11 +185,20 @@ def cleanup(
     settings = options.load(database_url=database_url)
     from mediator.ops import logs
     from mediator.ops.cleanup import run
+    from mediator.parts import cleanup_steps
 
     # The result is printed below; the log is for problems.
     logs.setup(settings.log_level if daemon else "warning", settings.log_format)
     give = output.print_json if options.as_json else None
-    work = run(settings, daemon=daemon, dry_run=dry_run, confirm_clock=confirm_clock, say=output.print_line, give=give)
+    work = run(
+        settings,
+        cleanup_steps(settings),
+        daemon=daemon,
+        dry_run=dry_run,
+        confirm_clock=confirm_clock,
+        say=output.print_line,
+        give=give,
+    )
     code = asyncio.run(work)
     if code:
         raise typer.Exit(code)

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from mediator.config.settings import all_settings
+from mediator.parts import installed_settings
 
 _WIDTH = 110
 _HEAD = """\
@@ -24,7 +24,7 @@ _TENANTS = """\
 
 def template() -> str:
     """Return the text of the file; without edits it changes nothing."""
-    fields = all_settings().model_fields
+    fields = installed_settings().model_fields
     tables = {name: field for name, field in fields.items() if _table(field)}
     parts = [_HEAD]
     parts += [

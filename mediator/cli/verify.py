@@ -17,10 +17,15 @@ def verify(options: CommandOptions) -> None:
     """
     settings = options.load()
     from mediator.ops.verify.report import verify as run
+    from mediator.parts import verify_checks
 
     with output.progress("{task.percentage:>3.0f} %") as progress:
         bar = progress.add_task("verify", total=1.0)
-        report = run(settings, lambda title, part: progress.update(bar, description=title, completed=part))
+        report = run(
+            settings,
+            verify_checks(settings),
+            lambda title, part: progress.update(bar, description=title, completed=part),
+        )
     if options.as_json:
         output.print_json(report.as_dict())
     else:

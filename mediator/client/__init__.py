@@ -12,9 +12,8 @@
 :mod:`mediator.errors`, each with a stable code.
 """
 
-from mediator.client.client import Client, Mailbox
+from mediator.client.client import Client, Delivery, Mailbox
 from mediator.client.connection import Reply
-from mediator.client.delivery import Delivery
 from mediator.client.login import LoginOptions
 from mediator.client.message import Message, Outgoing
 from mediator.client.registry import Agent, Registration

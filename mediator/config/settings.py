@@ -8,10 +8,9 @@ import hashlib
 import re
 import socket
 import sys
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -28,7 +27,6 @@ from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from mediator.config.consistency import contradictions
 from mediator.config.operators import OidcSettings, OperatorsSettings
 from mediator.config.sections import (
     CleanupSettings,
@@ -60,7 +58,6 @@ from mediator.errors import SetupError
 from mediator.login import Login
 from mediator.mailboxes.address import DEFAULT_TENANT
 from mediator.mailboxes.bounds import MAX_ACK_WAIT, MIN_ACK_WAIT, Bounds, Quota
-from mediator.parts import find_parts
 
 S = TypeVar("S", bound=PartSettings)
 
@@ -148,7 +145,13 @@ class _Origins:
 
 
 class Settings(BaseSettings):
-    """The options of the core; :meth:`load` and :meth:`of` add a section for each installed part."""
+    """The options of the core; :func:`with_parts` adds a section for each part.
+
+    Called with options, it takes these alone; :meth:`load` reads the environment and files.
+    """
+
+    migrations_of_parts: ClassVar[Mapping[str, Path]] = {}
+    """The folders of the parts that bring tables of their own; see :func:`mediator.store.migrate.migrate`."""
 
     model_config = SettingsConfigDict(
         extra="forbid",
@@ -406,37 +409,31 @@ class Settings(BaseSettings):
         return (init_settings,)
 
     @classmethod
-    def of(cls, **options: Any) -> "Settings":
-        """Make settings from these options alone, without the environment and files."""
-        return all_settings()(**options)
-
-    @classmethod
-    def load(cls, config: Path | None = None, **overrides: object) -> "Settings":
+    def load(cls, config: Path | None = None, **overrides: object) -> Self:
         """Read all sources: ``config`` or MEDIATOR_CONFIG is the TOML file, ``overrides`` are flags (None: not given).
 
         Raises :class:`SetupError` with a line per problem: the option, what was expected, the value and its source.
         """
         flags = {name: value for name, value in overrides.items() if value is not None}
-        whole = all_settings()
-        environment = Environment(whole)
+        environment = Environment(cls)
         sources = (Source(flags, "the command line"), environment.source(), read_file(config))
         problems = environment.problems
         try:
-            settings = whole(**merge(sources))
+            settings = cls(**merge(sources))
         except ValidationError as error:
-            problems += explain(error, sources, whole)
+            problems += explain(error, sources, cls)
         if problems:
             # Not chained: the cause's traceback could show a secret beside the wrong value.
             raise SetupError("\n".join(problems)) from None
         settings._origins = _Origins(sources)
         return settings
 
-    def read_again(self) -> "Settings":
+    def read_again(self) -> Self:
         """Read the sources of these settings again; raises :class:`SetupError` as :meth:`load` does."""
         if not self._origins.sources:
             raise SetupError("settings: they were not read from a file or the environment")
         flags, _, file = self._origins.sources
-        return Settings.load(None if file.where == NO_FILE else Path(file.where), **flags.values)
+        return self.load(None if file.where == NO_FILE else Path(file.where), **flags.values)
 
     def with_operators_of(self, newer: "Settings") -> tuple["Settings", list[str]]:
         """Return these settings with the operators' tokens of newer ones, and the other options that differ there."""
@@ -444,12 +441,12 @@ class Settings(BaseSettings):
         made = self.model_copy(update={"operators": operators})
         made._origins = _Origins(self._origins.sources, newer._origins.sources)
         here, there = (merge(each._origins.sources) for each in (self, newer))
-        paths = [path for path, field in options(all_settings()) if not _is_section(field) and path != TOKENS]
+        paths = [path for path, field in options(type(self)) if not _is_section(field) and path != TOKENS]
         return made, sorted(".".join(path) for path in paths if _at(here, path) != _at(there, path))
 
     def in_force(self) -> list[dict[str, Any]]:
         """Return each option with its value, as JSON, where that came from, and its meaning; secrets are masked."""
-        kind = all_settings()
+        kind = type(self)
         listed = []
         for path, field in options(kind):
             if _is_section(field):
@@ -558,20 +555,98 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _options_agree(self) -> Self:
-        if problems := list(contradictions(self)):
+        if problems := list(_find_contradictions(self)):
             raise ValueError("\n".join(problems))
         return self
 
 
-@cache
-def all_settings() -> type[Settings]:
-    """Return the settings with a section for each installed part; raises :class:`SetupError` where two collide."""
-    sections: dict[str, Any] = {}
-    for part in find_parts():
-        if (kind := part.settings()) is None:
-            continue
-        if part.name in Settings.model_fields:
-            raise SetupError(f"part {part.name}: the core has an option of this name; rename the part")
-        summary = (kind.__doc__ or part.name).strip().partition("\n")[0]
-        sections[part.name] = kind, Field(default=kind(), description=summary)
-    return create_model("Settings", __base__=Settings, __doc__=Settings.__doc__, **sections)
+def _find_contradictions(settings: Settings) -> Iterator[str]:
+    """Say which options contradict each other; each line begins with the option to change."""
+    yield from _check_managed_nats(settings) if settings.nats_url is None else _check_external_nats(settings)
+    yield from _check_tenants(settings)
+    yield from _check_operators(settings)
+
+
+def _check_managed_nats(settings: Settings) -> Iterator[str]:
+    if settings.nats_accounts:
+        yield "nats_accounts: expected only with nats_url; the managed server always keeps tenants in accounts"
+    for name in ("nats_creds", "nats_nkey", "nats_ca", "nats_cert"):
+        if getattr(settings, name) is not None:
+            yield f"{name}: expected only with nats_url; the managed server knows the service"
+    if settings.allow_anonymous and settings.has_several_tenants:
+        yield f"allow_anonymous: expected only while {DEFAULT_TENANT} is the only tenant"
+    elif not settings.anonymous and not settings.has_users:
+        yield "tenants: no tenant has users, nobody could connect"
+    elif settings.anonymous and not settings.allow_anonymous:
+        for name, door in {"nats": settings.nats, "gateway.direct": settings.gateway.direct}.items():
+            if door is not None and not door.loopback:
+                yield (
+                    f"{name}: {door} can be reached from other machines and no tenant has users; "
+                    "give tenants users, listen on 127.0.0.1, or set allow_anonymous"
+                )
+    if settings.gateway.listen is not None:
+        yield "gateway.listen: expected only with nats_url; nats says where it is"
+    if settings.gateway.direct is not None and not settings.gateway.enabled:
+        yield "gateway.direct: expected only with gateway.enabled; without it nats is the NATS server's own port"
+
+
+def _check_external_nats(settings: Settings) -> Iterator[str]:
+    urls = settings.nats_url.get_secret_value() if settings.nats_url else ""
+    given = [name for name in ("nats_creds", "nats_nkey") if getattr(settings, name) is not None]
+    if len(given) == 2 or (given and "@" in urls):
+        yield f"{given[-1]}: {given[0] if len(given) == 2 else 'nats_url'} has another login; give one of them"
+    if (settings.nats_cert is None) != (settings.nats_key is None):
+        yield f"{'nats_key' if settings.nats_cert is None else 'nats_cert'}: expected nats_cert and nats_key together"
+    if settings.gateway.listen is not None and "ws" in {url.strip()[:2] for url in urls.split(",")}:
+        yield "gateway.listen: expected only with nats:// or tls:// in nats_url"
+    if settings.gateway.direct is not None:
+        yield "gateway.direct: expected only without nats_url"
+    if settings.allow_anonymous:
+        yield "allow_anonymous: expected only without nats_url; the external server decides who may connect"
+    if settings.has_several_tenants and not settings.nats_accounts:
+        yield (
+            "tenants: with nats_url and without nats_accounts "
+            f"every caller is tenant {DEFAULT_TENANT}; set nats_accounts"
+        )
+
+
+def _check_tenants(settings: Settings) -> Iterator[str]:
+    owners: dict[tuple[str, str], str] = {}
+    for name, tenant in settings.tenants.items():
+        if tenant.users and settings.nats_url is not None:
+            yield f"tenants.{name}.users: expected only without nats_url; the external server knows its users"
+        if tenant.accounts and not settings.nats_accounts:
+            yield f"tenants.{name}.accounts: expected only with nats_url and nats_accounts"
+        claims = [("accounts", account) for account in tenant.accounts]
+        claims += [("users", user.name) for user in tenant.users]
+        claims += [("users", user.nkey) for user in tenant.users if user.nkey]
+        claims += [("api_tokens", token.get_secret_value()) for token in tenant.api_tokens]
+        for kind, what in claims:
+            if (kind, what) in owners:
+                shown = "a token" if kind == "api_tokens" else what
+                yield f"tenants.{name}.{kind}: {shown} is already one of tenant {owners[kind, what]}"
+            owners[kind, what] = name
+
+
+def _check_operators(settings: Settings) -> Iterator[str]:
+    taken = {token.get_secret_value() for tenant in settings.tenants.values() for token in tenant.api_tokens}
+    for token in settings.operators.tokens:
+        if (secret := token.token.get_secret_value()) in taken:
+            yield f"operators.tokens: the token of {token.name} is already one of a tenant or of another operator"
+        taken.add(secret)
+
+
+def with_parts(sections: Mapping[str, type[PartSettings]], migrations: Mapping[str, Path]) -> type[Settings]:
+    """Return the settings with a section for each part; raises :class:`SetupError` where two collide.
+
+    ``migrations`` are the folders of the parts that bring tables of their own.
+    """
+    fields: dict[str, Any] = {}
+    for name, kind in sections.items():
+        if name in Settings.model_fields:
+            raise SetupError(f"part {name}: the core has an option of this name; rename the part")
+        summary = (kind.__doc__ or name).strip().partition("\n")[0]
+        fields[name] = kind, Field(default=kind(), description=summary)
+    made = create_model("Settings", __base__=Settings, __doc__=Settings.__doc__, **fields)
+    made.migrations_of_parts = migrations
+    return made

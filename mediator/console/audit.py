@@ -15,7 +15,7 @@ async def _show(visit: Visit) -> Shown:
     wanted = asked | {name: _seconds(name, asked[name]) for name in ("since", "until")}
     before = visit.number("before", 0, 0, 2**53) or None
     found = await visit.run("audit-list", **wanted, before=before, limit=PER_PAGE)
-    acts = [each.name for each in visit.console.operations.all() if each.is_act]
+    acts = [each.name for each in visit.operations.all() if each.is_act]
     return {"asked": asked, "found": found, "acts": acts, "first": before is None}
 
 

@@ -117,7 +117,7 @@ class Console:
 
     async def _visit(self, request: web.Request) -> Visit | None:
         visitor = await self._access.visitor(request)
-        return None if visitor is None else Visit(request, *visitor, console=self)
+        return None if visitor is None else Visit(request, *visitor, operations=self.operations)
 
     async def _page(self, visit: Visit, template: str, status: int = 200, **context: Any) -> web.Response:
         notice = unquote(visit.request.cookies.get(_NOTICE, ""))[:_NOTICE_LENGTH]

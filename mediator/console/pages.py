@@ -15,15 +15,12 @@ changes something is a form of ``{{ act(…) }}`` (``console/macros.html``), whi
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiohttp import web
 
 from mediator.errors import BadRequestError
-from mediator.ops.operations import Actor, Answer, Right
-
-if TYPE_CHECKING:
-    from mediator.console.console import Console
+from mediator.ops.operations import Actor, Answer, Operations, Right
 
 Shown = Mapping[str, Any] | web.StreamResponse
 """What a page's template shows, or a response of another kind."""
@@ -37,11 +34,11 @@ class Visit:
     actor: Actor
     csrf: str
     """What a form sends back, to prove that it is one of ours."""
-    console: "Console"
+    operations: Operations
 
     async def run(self, operation: str, /, **fields: Any) -> Answer:
         """Run an operation as whoever is signed in; raises :class:`MediatorError` as it does."""
-        return await self.console.operations.run(self.actor, operation, fields)
+        return await self.operations.run(self.actor, operation, fields)
 
     def may(self, right: str) -> bool:
         """Return whether the visitor has a right; templates leave out what it could not do."""

@@ -5,15 +5,14 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
+
+from mcp.server.mcpserver import Context
 
 from mediator.client import Client
 from mediator.errors import BadRequestError, MailboxExistsError, MediatorError
 from mediator.login import Login
 from mediator.mcp.results import CallerIdentity, CreateResult
-
-if TYPE_CHECKING:
-    from mediator.mcp.tools import Request
 
 PROBE = "PUBLIC.LIST"
 """A request that changes nothing, to learn whether the mediator answers."""
@@ -119,6 +118,10 @@ class Callers:
         else:
             identity["reachable"] = True
         return identity
+
+
+Request = Context[Callers, Any]
+"""A call of a tool."""
 
 
 def _client(login: Login) -> Client:

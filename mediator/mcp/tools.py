@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from time import monotonic
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar
 
-from mcp.server.mcpserver import Context, MCPServer
+from mcp.server.mcpserver import MCPServer
 from mcp_types import CallToolResult, TextContent, ToolAnnotations
 from pydantic import BeforeValidator, Field
 from typing_extensions import TypedDict
@@ -20,7 +20,7 @@ from mediator.errors import BadRequestError, MediatorError, NoSuchMessageError
 from mediator.fields import whole_number
 from mediator.mailboxes.address import bare_address
 from mediator.mcp import results
-from mediator.mcp.callers import Caller, Callers
+from mediator.mcp.callers import Caller, Callers, Request
 
 GROUP = "assistant"
 LONGEST_FETCH = 4.5
@@ -30,8 +30,6 @@ LONGEST_WAIT = 30
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-Request = Context[Callers, Any]
 
 
 def _whole(value: object) -> int:

@@ -9,6 +9,7 @@ import orjson
 from prometheus_client import CollectorRegistry
 
 from mediator import __version__
+from mediator.announcer import Announcer
 from mediator.broker import Broker
 from mediator.config.settings import Settings
 from mediator.http.health import Health
@@ -16,7 +17,6 @@ from mediator.ops.journal import FOLDER as JOURNAL_FOLDER
 from mediator.ops.operations import Answer, OperationRequest, Operations, Right, operation
 from mediator.ops.sampling import COLUMNS, KEPT, LOOKED_AT, Sample, Sampler
 from mediator.ops.schemas import ADDRESS, COUNT, FLAG, TEXT, TIME, about, many, obj, or_null, table
-from mediator.parts import Announcer
 from mediator.store.opening import database_path
 
 TOPIC: Final = "seen"

@@ -3,7 +3,7 @@
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,6 @@ from mediator.config.settings import Settings
 from mediator.errors import SetupError, UnavailableError
 from mediator.ops.backup_file import DATABASE, FORMAT, BackupFile, BackupManifest, write_backup
 from mediator.ops.journal import FOLDER, count_accepted
-from mediator.parts import find_parts
 from mediator.store.opening import database_path, make_data_dir
 from mediator.store.sqlite_copy import (
     Progress,
@@ -39,6 +38,18 @@ _NUMBERED = ("mailbox",)
 
 
 @dataclass(frozen=True, slots=True)
+class BackupScope:
+    """What the parts have that is not in the rows of their tables, or that others know of these."""
+
+    keys: Mapping[str, bytes]
+    """The keys that are there, by their file's name in the data directory (``Part.keys``)."""
+    key_files: Collection[str]
+    """The names that a file of keys may have (``Part.key_files``)."""
+    known_numbers: Sequence[str]
+    """Tables whose numbers others know (``Part.known_numbers``)."""
+
+
+@dataclass(frozen=True, slots=True)
 class Restored:
     """What a restore did."""
 
@@ -51,7 +62,9 @@ class Restored:
     """Keys that are needed, and neither in the backup nor in the data directory or the settings."""
 
 
-def backup(settings: Settings, file: Path, *, with_keys: bool, on_progress: Progress) -> BackupManifest:
+def backup(
+    settings: Settings, scope: BackupScope, file: Path, *, with_keys: bool, on_progress: Progress
+) -> BackupManifest:
     """Write a backup of the database to the new file ``file``, whether a service runs or not, and return what is in it.
 
     It has everything that was committed before it began. The folder needs room for two copies of the database
@@ -60,8 +73,7 @@ def backup(settings: Settings, file: Path, *, with_keys: bool, on_progress: Prog
     """
     if file.exists():
         raise SetupError(f"{file} is there already; nothing was written")
-    there = _find_keys(settings)
-    keys = there if with_keys else {}
+    keys = scope.keys if with_keys else {}
     with _working_folder(file.absolute().parent) as folder:
         copy = folder / DATABASE
         taken_at = _now()
@@ -70,7 +82,7 @@ def backup(settings: Settings, file: Path, *, with_keys: bool, on_progress: Prog
         else:
             from mediator.store.postgres_copy import copy_postgres
 
-            copy_postgres(settings.store_url, copy, on_progress)
+            copy_postgres(settings.store_url, copy, settings.migrations_of_parts, on_progress)
         check_sqlite(copy)
         manifest = BackupManifest(
             format=FORMAT,
@@ -79,7 +91,7 @@ def backup(settings: Settings, file: Path, *, with_keys: bool, on_progress: Prog
             database="sqlite" if settings.store_url is None else "postgresql",
             taken_at=taken_at,
             rows=_count(copy),
-            left_out=[name for name in there if name not in keys],
+            left_out=[name for name in scope.keys if name not in keys],
             files={},
         )
         written = folder / "backup.tar"
@@ -89,7 +101,7 @@ def backup(settings: Settings, file: Path, *, with_keys: bool, on_progress: Prog
     return manifest
 
 
-def restore(settings: Settings, file: Path, *, on_progress: Progress) -> Restored:
+def restore(settings: Settings, scope: BackupScope, file: Path, *, on_progress: Progress) -> Restored:
     """Make the database of the settings, which must not exist yet, from a backup of either kind of database.
 
     No number that was given out after the backup is given again. Raises :class:`SetupError` when there is a database
@@ -99,34 +111,32 @@ def restore(settings: Settings, file: Path, *, on_progress: Progress) -> Restore
     """
     with closing(BackupFile(file)) as source, _prepared_folder(settings) as folder:
         manifest = source.manifest
-        known = {name for part in find_parts() for name in part.key_files}
-        if unknown := sorted(set(manifest.keys) - known):
+        if unknown := sorted(set(manifest.keys) - set(scope.key_files)):
             raise SetupError(f"{file.name} lists a key that no part of this program has: {unknown[0][:80]}")
         keys = {name: source.key(name) for name in manifest.keys}
-        configured = _find_keys(settings)
         for name, key in keys.items():
-            if configured.get(name, key).strip() != key.strip():
+            if scope.keys.get(name, key).strip() != key.strip():
                 raise SetupError(f"{name} here is another key than the backup's; remove it, or the one in the settings")
         copy = folder / DATABASE
         source.extract_database(copy, on_progress)
         with closing(connect(copy)) as connection:
-            foreign = foreign_objects(connection)
+            foreign = foreign_objects(connection, settings.migrations_of_parts)
         if foreign:
             raise SetupError(f"{file.name} is no backup: its database has a {foreign[0]}, which no migration makes")
         if _count(copy) != manifest.rows:
             raise SetupError(f"{file.name} is damaged: its tables have other numbers of rows than its list")
         skip = max(MIN_SKIP, (_now() - manifest.taken_at) * IDS_PER_MILLISECOND)
-        prepare(copy, skip, [*_NUMBERED, *(name for part in find_parts() for name in part.known_numbers)])
+        prepare(copy, settings.migrations_of_parts, skip, [*_NUMBERED, *scope.known_numbers])
         with closing(connect(copy)) as connection:
-            altered = altered_objects(connection)
+            altered = altered_objects(connection, settings.migrations_of_parts)
         if altered:
             raise SetupError(f"{file.name} is no backup: its {altered[0]} is declared otherwise than migrations do")
         later = count_accepted(settings.data_dir / FOLDER, manifest.taken_at)
         for name, key in keys.items():
-            if name not in configured:
+            if name not in scope.keys:
                 _write_key(settings.data_dir / name, key)
         _install(settings, copy, on_progress)
-        return Restored(manifest, skip, later, [name for name in manifest.left_out if name not in configured])
+        return Restored(manifest, skip, later, [name for name in manifest.left_out if name not in scope.keys])
 
 
 def migrate_to(settings: Settings, url: str, *, on_progress: Progress) -> Mapping[str, int]:
@@ -142,17 +152,13 @@ def migrate_to(settings: Settings, url: str, *, on_progress: Progress) -> Mappin
 
     path = _existing_database(settings)
     with closing(hold(path)):
-        prepare(path, 0, ())
-        fill_postgres(url, path, on_progress)
+        prepare(path, settings.migrations_of_parts, 0, ())
+        fill_postgres(url, path, settings.migrations_of_parts, on_progress)
         return _count(path)
 
 
 def _now() -> int:
     return time.time_ns() // 1_000_000
-
-
-def _find_keys(settings: Settings) -> dict[str, bytes]:
-    return {name: key for part in find_parts() for name, key in part.keys(settings).items()}
 
 
 def _existing_database(settings: Settings) -> Path:
@@ -195,7 +201,7 @@ def _install(settings: Settings, database: Path, on_progress: Progress) -> None:
     if settings.store_url is not None:
         from mediator.store.postgres_copy import fill_postgres
 
-        fill_postgres(settings.store_url, database, on_progress)
+        fill_postgres(settings.store_url, database, settings.migrations_of_parts, on_progress)
         return
     _sync(database)
     database.rename(database_path(settings.data_dir))

@@ -7,7 +7,7 @@ time, so that a starting service finds it free. On PostgreSQL any number of proc
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -25,7 +25,6 @@ from mediator.ops.collector import CleanupStep, Collector
 from mediator.ops.ended_sessions import OldEndedSessions
 from mediator.ops.scheduler import PASS_SECONDS
 from mediator.ops.store_access import ask_or_do, ask_service, open_broker
-from mediator.parts import find_parts
 
 Say = Callable[[str], None]
 Give = Callable[[dict[str, Any]], None]
@@ -34,7 +33,14 @@ _log = structlog.get_logger("cleanup")
 
 
 async def run(
-    settings: Settings, *, daemon: bool, dry_run: bool, confirm_clock: bool, say: Say, give: Give | None = None
+    settings: Settings,
+    steps_of_parts: Sequence[CleanupStep],
+    *,
+    daemon: bool,
+    dry_run: bool,
+    confirm_clock: bool,
+    say: Say,
+    give: Give | None = None,
 ) -> int:
     """Clean up once, or with ``daemon`` until SIGTERM or SIGINT; ``say`` gets lines for the operator.
 
@@ -54,21 +60,21 @@ async def run(
         return 0
     if daemon:
         with _until_signal():
-            await _again_and_again(settings, say)
+            await _again_and_again(settings, steps_of_parts, say)
         return 0
+    collector = _collector(settings, steps_of_parts)
     if dry_run:
-        answer = await _turn(settings, "cleanup-plan", lambda broker: _plan(_collector(settings), broker))
+        answer = await _turn(settings, "cleanup-plan", lambda broker: _plan(collector, broker))
         give(answer) if give is not None else _say_plan(answer, say)
         return 0
-    collector = _collector(settings)
     answer = await _turn(settings, "cleanup", lambda broker: _pass(collector, broker))
     give(answer) if give is not None else say(_removed(answer["removed"]) or "nothing to remove")
     return 0
 
 
-async def _again_and_again(settings: Settings, say: Say) -> None:
+async def _again_and_again(settings: Settings, steps_of_parts: Sequence[CleanupStep], say: Say) -> None:
     # Kept between passes, since it watches the clock.
-    collector = _collector(settings)
+    collector = _collector(settings, steps_of_parts)
     trouble = ""
     while True:
         try:
@@ -102,16 +108,15 @@ async def _turn(settings: Settings, command: str, work: _Work) -> dict[str, Any]
     return await ask_or_do(settings, command, {}, do, within=PASS_SECONDS)
 
 
-def all_steps(settings: Settings) -> list[CleanupStep]:
+def all_steps(settings: Settings, of_parts: Sequence[CleanupStep]) -> list[CleanupStep]:
     """Return what the clean-up does beside the mailboxes: for the parts, the audit log, and sessions that ended."""
-    steps = [step for part in find_parts() for step in part.cleanup_steps(settings)]
-    return [*steps, OldAudits(settings.operators.audit_days), OldEndedSessions()]
+    return [*of_parts, OldAudits(settings.operators.audit_days), OldEndedSessions()]
 
 
-def _collector(settings: Settings) -> Collector:
+def _collector(settings: Settings, of_parts: Sequence[CleanupStep]) -> Collector:
     return Collector(
         wall_clock(),
-        all_steps(settings),
+        all_steps(settings, of_parts),
         keep_groups=settings.push.keep_days * DAY,
         instance=settings.instance,
         record=ClockRecord(settings.data_dir),

@@ -7,12 +7,12 @@ are told over NATS, and read the table every :data:`LOOK_SECONDS` in case an ann
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from mediator.announcer import Announcer
 from mediator.broker import Broker
 from mediator.errors import BusyError
 from mediator.mailboxes.bounds import DAY
 from mediator.ops.coalescing import CoalescingTask
 from mediator.ops.collector import CleanupStep, SliceResult
-from mediator.parts import Announcer
 from mediator.store.base import Transaction
 from mediator.store.session import Table
 

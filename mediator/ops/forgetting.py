@@ -1,6 +1,7 @@
 """Forgets a mailbox: what the database has of its address, and the bytes that removed rows leave in its file."""
 
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from getpass import getuser
 
 from mediator.broker import Broker
@@ -13,11 +14,11 @@ from mediator.mailboxes.mailbox import Mailbox
 from mediator.mailboxes.send_only import is_send_only
 from mediator.mailboxes.showing import remove
 from mediator.ops.audit import AuditLog
+from mediator.ops.collector import CleanupStep
 from mediator.ops.mailbox_operations import read_place
 from mediator.ops.operations import Actor, Answer, OperationRequest, Operations, Right, operation
 from mediator.ops.schemas import ADDRESS, COUNT, PLACE, TEXTS, about, obj, table
 from mediator.ops.store_access import open_broker
-from mediator.parts import find_parts
 from mediator.store.base import Transaction
 
 FORGET_SECONDS = 3600.0
@@ -39,13 +40,18 @@ _SERVER = (
 )
 
 
+ForgetAddress = Callable[[Transaction, str, str, int], Mapping[str, int]]
+"""Removes what a part keeps of an address, for a tenant, address and time; returns how much by kind."""
+
+
 class Forgetting:
     """Removes all that a store has of an address. Used on the event loop."""
 
-    def __init__(self, broker: Broker, settings: Settings) -> None:
+    def __init__(self, broker: Broker, steps: Sequence[CleanupStep], of_parts: Sequence[ForgetAddress]) -> None:
+        """``steps`` clean up what parts keep of a mailbox, ``of_parts`` remove what they keep of an address."""
         self._broker = broker
-        self._parts = find_parts()
-        self._steps = [step for part in self._parts for step in part.cleanup_steps(settings)]
+        self._steps = steps
+        self._of_parts = of_parts
 
     async def forget(self, tenant: str, address: str, *, alone: bool = False) -> Answer:
         """Remove the mailbox and all that is kept of its address; return what was removed, and what may be left.
@@ -91,8 +97,8 @@ class Forgetting:
         removed: Counter[str] = Counter()
         mailbox = tx.mailboxes.find(tenant, address)
         number = None if mailbox is None else mailbox.no
-        for part in self._parts:
-            removed.update(part.forget_address(tx, tenant, address, now))
+        for forget_address in self._of_parts:
+            removed.update(forget_address(tx, tenant, address, now))
         # A part may have ended the mailbox.
         if tx.mailboxes.find(tenant, address) is not None:
             assert mailbox is not None
@@ -160,9 +166,11 @@ class ForgetOperations:
         return await self._forgetting.forget(*read_place(request), alone=self._alone)
 
 
-async def forget_offline(settings: Settings, fields: OperationRequest) -> Answer:
+async def forget_offline(
+    settings: Settings, steps: Sequence[CleanupStep], of_parts: Sequence[ForgetAddress], fields: OperationRequest
+) -> Answer:
     """Run the operation on the store itself, where no service runs."""
     async with open_broker(settings, "forget") as broker:
         operations = Operations(AuditLog(broker, settings.instance).record)
-        operations.add_methods(ForgetOperations(Forgetting(broker, settings), alone=broker.alone))
+        operations.add_methods(ForgetOperations(Forgetting(broker, steps, of_parts), alone=broker.alone))
         return await operations.run(Actor(getuser(), frozenset(Right), "command"), "mailbox-forget", fields)

@@ -64,7 +64,7 @@ def ask_or_use_store(settings: Settings, command: str, fields: Answer, work: Cal
     """Return the service's answer to a command, or what ``work`` does on the store; raises as :func:`ask_or_do`."""
 
     async def do() -> Answer:
-        store = open_store(settings.data_dir, settings.store_url)
+        store = open_store(settings.data_dir, settings.store_url, settings.migrations_of_parts)
         try:
             return work(store)
         finally:
@@ -80,7 +80,7 @@ async def open_broker(settings: Settings, purpose: str) -> AsyncIterator[Broker]
     ``purpose`` is a word for the instance's name. Raises as :func:`mediator.store.opening.open_store`.
     """
     # Not in a thread: if cancelled while opening, the file would stay locked.
-    store = open_store(settings.data_dir, settings.store_url)
+    store = open_store(settings.data_dir, settings.store_url, settings.migrations_of_parts)
     try:
         owner = settings.database_url is None
         # The owner writes the journal as the service would; on a shared database the services do.

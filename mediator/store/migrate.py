@@ -1,15 +1,19 @@
 """Migrates a database to the schema of this program and its parts, and refuses one that a newer program wrote."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from peewee import Database, PeeweeException
 from playhouse.migrations import MigrationError, Runner
 
 from mediator.errors import SchemaError
-from mediator.parts import find_parts
 
 _SHIPPED = Path(__file__).parent.parent / "_migrations"
 _CHECKOUT = Path(__file__).parent.parent.parent / "migrations"
+
+
+NO_PARTS: Mapping[str, Path] = {}
+"""No part brings tables of its own."""
 
 
 def directory() -> Path:
@@ -17,16 +21,16 @@ def directory() -> Path:
     return _SHIPPED if _SHIPPED.is_dir() else _CHECKOUT
 
 
-def migrate(database: Database) -> list[str]:
+def migrate(database: Database, of_parts: Mapping[str, Path]) -> list[str]:
     """Apply the missing migrations of the core and of the parts, and return their names.
 
-    The caller holds the lock that keeps others out. Raises :class:`SchemaError` when the schema is newer than this
-    program or a migration fails; a failed migration is rolled back completely.
+    ``of_parts`` are the folders of the parts that bring tables of their own, by the part's name. The caller holds the
+    lock that keeps others out. Raises :class:`SchemaError` when the schema is newer than this program or a migration
+    fails; a failed migration is rolled back completely.
     """
     names = _run(Runner(database, str(directory())))
-    for part in find_parts():
-        if part.migrations is not None:
-            names += _run(Runner(database, str(part.migrations), f"schema_migration_{part.name}"))
+    for name, folder in of_parts.items():
+        names += _run(Runner(database, str(folder), f"schema_migration_{name}"))
     return names
 
 

@@ -1,6 +1,7 @@
 """Opens a store: SQLite in the data directory, or PostgreSQL."""
 
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from mediator.errors import SetupError
@@ -29,7 +30,7 @@ def make_data_dir(path: Path) -> None:
         ) from None
 
 
-def open_store(data_dir: Path, database_url: str | None = None) -> Store:
+def open_store(data_dir: Path, database_url: str | None, migrations_of_parts: Mapping[str, Path]) -> Store:
     """Open PostgreSQL at a URL if there is one, else the SQLite file in the data directory.
 
     Raises :class:`StoreHeldError` when another process owns the file, :class:`SchemaError` when a newer program wrote
@@ -37,7 +38,7 @@ def open_store(data_dir: Path, database_url: str | None = None) -> Store:
     """
     make_data_dir(data_dir)
     if database_url is None:
-        return SqliteStore(database_path(data_dir))
+        return SqliteStore(database_path(data_dir), migrations_of_parts)
     from mediator.store.postgres import PostgresStore
 
-    return PostgresStore(database_url)
+    return PostgresStore(database_url, migrations_of_parts)

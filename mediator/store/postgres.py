@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -18,7 +19,7 @@ from mediator.store import rows
 from mediator.store.base import Integrity, Place, Transaction
 from mediator.store.caches import Counts, MailboxCache, UnflushedPositions
 from mediator.store.dialect import EMPTY_LANES, MESSAGE_COLUMNS, send_only_addresses
-from mediator.store.migrate import migrate
+from mediator.store.migrate import NO_PARTS, migrate
 from mediator.store.pool import Pool
 from mediator.store.rows import KeptMailbox, Row
 from mediator.store.session import Session
@@ -142,7 +143,7 @@ class PostgresStore:
     quick = False
     commits_fast = False
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, migrations_of_parts: Mapping[str, Path] = NO_PARTS) -> None:
         """Open the database at ``url``; :class:`SetupError` when that is no PostgreSQL URL.
 
         Raises :class:`UnavailableError` when the database does not answer.
@@ -169,7 +170,7 @@ class PostgresStore:
         self.claims = Claims()
         try:
             _require_session_pooling(parameters)
-            self.migrated = self._migrate()
+            self.migrated = self._migrate(migrations_of_parts)
         except (psycopg.Error, PeeweeException) as error:
             raise UnavailableError(f"cannot open the database: {error}") from error
         finally:
@@ -204,12 +205,12 @@ class PostgresStore:
             raise UnavailableError("the server that answers is a former primary of the database and must be stopped")
         self._timeline = timeline
 
-    def _migrate(self) -> list[str]:
+    def _migrate(self, of_parts: Mapping[str, Path]) -> list[str]:
         connection = self._connect()
         require_utf8(connection)
         _configure(connection, {"lock_timeout": f"{MIGRATION_SECONDS}s"})
         connection.execute("SELECT pg_advisory_lock(%s)", (MIGRATION_LOCK,))
-        return migrate(self._database)
+        return migrate(self._database, of_parts)
 
     def _look_at_holders(self) -> None:
         """Say who holds the lock that the writer waits for, and end a session of ours whose instance is frozen (A9).
@@ -482,7 +483,7 @@ class PostgresSnapshots:
             found = ask("SELECT indexname::text FROM pg_indexes WHERE schemaname = current_schema()", ())
         return {row[0] for row in found}
 
-    def foreign_objects(self) -> list[str]:
+    def foreign_objects(self, migrations_of_parts: Mapping[str, Path]) -> list[str]:
         """See :class:`mediator.store.snapshots.Snapshots`; other tables and views of the schema may be its owner's."""
         with self.open() as ask:
             found = ask(

@@ -3,7 +3,7 @@
 Both have the same tables, made by the same migrations; those of SQLite may have columns more, which it fills itself.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ WHERE table_schema = current_schema() AND starts_with(table_name, %s) ORDER BY t
 """
 
 
-def copy_postgres(url: str, target: Path, on_progress: Progress) -> None:
+def copy_postgres(url: str, target: Path, migrations_of_parts: Mapping[str, Path], on_progress: Progress) -> None:
     """Copy what is committed now in the database at ``url`` into the new SQLite file ``target``, in one snapshot.
 
     Raises :class:`SetupError` when the database is no mediator's or of another version than this program, and
@@ -57,7 +57,7 @@ def copy_postgres(url: str, target: Path, on_progress: Progress) -> None:
     database = SqliteDatabase(str(target), pragmas=fast)
     parameters = connection_parameters(url)
     with _errors(), closing(psycopg.connect(**parameters, autocommit=True)) as source, database.connection_context():
-        migrate(database)
+        migrate(database, migrations_of_parts)
         source.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         _require_same_schema(source, database)
         file = database.connection()
@@ -87,7 +87,7 @@ def copy_postgres(url: str, target: Path, on_progress: Progress) -> None:
         file.execute("COMMIT")
 
 
-def fill_postgres(url: str, source: Path, on_progress: Progress) -> None:
+def fill_postgres(url: str, source: Path, migrations_of_parts: Mapping[str, Path], on_progress: Progress) -> None:
     """Copy all rows of an SQLite file of this version into the database at ``url``, which has no tables yet.
 
     All happens in one transaction. Raises :class:`SetupError` when a mediator's tables are there already or PostgreSQL
@@ -107,7 +107,7 @@ def fill_postgres(url: str, source: Path, on_progress: Progress) -> None:
                 "create it anew if nothing in it is needed"
             )
         with database.atomic():
-            migrate(database)
+            migrate(database, migrations_of_parts)
             expected = count_rows(file)
             rows = _Rows(sum(expected.values()), on_progress)
             for table, count in expected.items():

@@ -1,7 +1,7 @@
 """Snapshots of a database for commands that only read, beside a running service or without one."""
 
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -42,7 +42,7 @@ class Snapshots(Protocol):
     def indexes(self) -> set[str]:
         """Return the names of all indexes that migrations made."""
 
-    def foreign_objects(self) -> list[str]:
+    def foreign_objects(self, migrations_of_parts: Mapping[str, Path]) -> list[str]:
         """Return what no migration made and may change what is stored: triggers, and in a file anything else too."""
 
     def check_pages(self, table: str) -> list[str]:
@@ -97,10 +97,10 @@ class SqliteSnapshots:
         with _errors():
             return {row[0] for row in self._dialect.execute(_INDEXES)}
 
-    def foreign_objects(self) -> list[str]:
+    def foreign_objects(self, migrations_of_parts: Mapping[str, Path]) -> list[str]:
         """See :class:`Snapshots`."""
         with _errors():
-            return foreign_objects(self._connection)
+            return foreign_objects(self._connection, migrations_of_parts)
 
     def check_pages(self, table: str) -> list[str]:
         """See :class:`Snapshots`."""

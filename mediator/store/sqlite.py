@@ -5,7 +5,7 @@ import shutil
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from itertools import groupby
 from pathlib import Path
@@ -22,7 +22,7 @@ from mediator.store.base import Integrity, Place, Transaction
 from mediator.store.caches import Counts, MailboxCache, UnflushedPositions
 from mediator.store.dialect import MESSAGE_COLUMNS
 from mediator.store.log_space import AHEAD, lengthen
-from mediator.store.migrate import migrate
+from mediator.store.migrate import NO_PARTS, migrate
 from mediator.store.pace import Pace
 from mediator.store.pool import Pool
 from mediator.store.reserve import Reserve
@@ -82,8 +82,8 @@ class SqliteStore:
     quick = True
     waits_for = None
 
-    def __init__(self, path: Path) -> None:
-        """Open or create ``path``.
+    def __init__(self, path: Path, migrations_of_parts: Mapping[str, Path] = NO_PARTS) -> None:
+        """Open or create ``path``; see :func:`mediator.store.migrate.migrate`.
 
         Raises :class:`StoreHeldError` when another process owns the file, :class:`SchemaError` when a newer program
         wrote it, :class:`UnavailableError` when it cannot be opened.
@@ -115,7 +115,7 @@ class SqliteStore:
                 cached_statements=512,
             )
             self._database.connect()
-            self.migrated = migrate(self._database)
+            self.migrated = migrate(self._database, migrations_of_parts)
         except sqlite3.Error as error:
             self._held.close()
             raise UnavailableError(f"cannot open {path.name}: {error}") from error

@@ -4,7 +4,7 @@ Such a file is also the form in which a backup holds the rows of a PostgreSQL da
 """
 
 import sqlite3
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import closing
 from pathlib import Path
 
@@ -97,12 +97,12 @@ def count_rows(connection: sqlite3.Connection) -> dict[str, int]:
     }
 
 
-def foreign_objects(connection: sqlite3.Connection) -> list[str]:
+def foreign_objects(connection: sqlite3.Connection, migrations_of_parts: Mapping[str, Path]) -> list[str]:
     """Return what no migration of this program makes: triggers and views, tables and indexes that it does not know.
 
     Triggers and views run when others write and read; they could be made to change what is restored.
     """
-    known = {(kind, name, table) for kind, name, table, _ in _schema()}
+    known = {(kind, name, table) for kind, name, table, _ in _schema(migrations_of_parts)}
     return [
         f"{kind} {name[:80]}"
         for kind, name, table, page in connection.execute(
@@ -113,12 +113,12 @@ def foreign_objects(connection: sqlite3.Connection) -> list[str]:
     ]
 
 
-def altered_objects(connection: sqlite3.Connection) -> list[str]:
+def altered_objects(connection: sqlite3.Connection, migrations_of_parts: Mapping[str, Path]) -> list[str]:
     """Return the tables and indexes of a migrated database that are declared otherwise than migrations do.
 
     ``ON CONFLICT IGNORE``, a CHECK, a default or a key with a cascade change what is stored as a trigger does.
     """
-    known = {(kind, name): sql for kind, name, _, sql in _schema()}
+    known = {(kind, name): sql for kind, name, _, sql in _schema(migrations_of_parts)}
     return [
         f"{kind} {name}"
         for kind, name, sql in connection.execute("SELECT type, name, sql FROM sqlite_master ORDER BY name")
@@ -126,10 +126,10 @@ def altered_objects(connection: sqlite3.Connection) -> list[str]:
     ]
 
 
-def _schema() -> list[tuple[str, str, str, str]]:
+def _schema(migrations_of_parts: Mapping[str, Path]) -> list[tuple[str, str, str, str]]:
     """Return type, name, table and declaration of everything that migrations make."""
     with SqliteDatabase(":memory:") as empty:
-        migrate(empty)
+        migrate(empty, migrations_of_parts)
         return list(empty.execute_sql("SELECT type, name, tbl_name, sql FROM sqlite_master"))
 
 
@@ -146,7 +146,7 @@ def raise_numbers(connection: sqlite3.Connection, table: str, highest: int) -> N
         connection.execute("INSERT INTO sqlite_sequence (name, seq) VALUES (?, ?)", (table, highest))
 
 
-def prepare(path: Path, skip: int, numbered: Collection[str]) -> None:
+def prepare(path: Path, migrations_of_parts: Mapping[str, Path], skip: int, numbered: Collection[str]) -> None:
     """Migrate a database that nobody else uses, and complete the counters of its mailboxes.
 
     The next msg_id of each mailbox, and the next number of each of the tables ``numbered``, is ``skip`` higher than it
@@ -158,7 +158,7 @@ def prepare(path: Path, skip: int, numbered: Collection[str]) -> None:
         with database.connection_context():
             if not database.table_exists(HISTORY):
                 raise SetupError(f"{path.name} is no database of a mediator")
-            migrate(database)
+            migrate(database, migrations_of_parts)
             connection: sqlite3.Connection = database.connection()
             connection.execute("BEGIN IMMEDIATE")
             connection.execute(_SETTLE)

@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Final, Protocol
+from typing import Final
 
 import structlog
 
+from mediator.announcer import Announcer
 from mediator.broker import Broker
 from mediator.errors import MediatorError
 from mediator.mailboxes import creating
@@ -23,16 +24,6 @@ SLICE: Final = 100
 log = structlog.get_logger("tenants")
 
 
-class Announcements(Protocol):
-    """What reaches the other instances; a lost announcement is not repeated."""
-
-    async def publish(self, data: bytes) -> None:
-        """Send to all instances."""
-
-    async def listen(self, heard: Callable[[bytes], None]) -> None:
-        """Call ``heard`` with each message."""
-
-
 class TenantUpdater:
     """Used on the event loop."""
 
@@ -41,7 +32,7 @@ class TenantUpdater:
         broker: Broker,
         directory: TenantDirectory,
         apply: Callable[[], Awaitable[None]] | None,
-        announcements: Announcements | None,
+        announcements: Announcer | None,
     ) -> None:
         """``apply`` brings the NATS server up to date with the directory; it may raise :class:`UnavailableError`."""
         self._broker = broker

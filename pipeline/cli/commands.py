@@ -7,4 +7,4 @@ app = CommandGroup(
     help="Keep what passed through the mediator in a lake, and report on it; runs on Spark.", no_args_is_help=True
 )
 for module in (ingest, archive, replay, report, embed, runs):
-    app.include(module.app)
+    app.add_typer(module.app)

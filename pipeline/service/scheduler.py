@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import structlog
 
 from mediator.broker import Broker
-from mediator.config.settings import Settings, all_settings
+from mediator.config.settings import Settings
 from mediator.config.sources import CONFIG_VARIABLE, ENV_PREFIX, variable_name
 from mediator.errors import AlreadyRunningError, BadRequestError, MediatorError, UnavailableError
 from mediator.ops.coalescing import CoalescingTask
@@ -171,7 +171,7 @@ def _judge(ended: ChildEnd, last_lines: Iterable[str], minutes: int) -> tuple[Ou
 
 def _environment(settings: Settings) -> dict[str, str]:
     """Return the environment with the settings that a child needs, from whatever source, and no others."""
-    kept = {name: value for name, value in os.environ.items() if not _sets(name.upper())}
+    kept = {name: value for name, value in os.environ.items() if not _sets(name.upper(), settings)}
     kept[variable_name(("instance",))] = settings.instance
     if settings.database_url is not None:
         kept[variable_name(("database_url",))] = settings.database_url.get_secret_value()
@@ -181,6 +181,6 @@ def _environment(settings: Settings) -> dict[str, str]:
     return kept
 
 
-def _sets(name: str) -> bool:
+def _sets(name: str, settings: Settings) -> bool:
     option = name.removeprefix(ENV_PREFIX).partition("__")[0].lower()
-    return name == CONFIG_VARIABLE or (name.startswith(ENV_PREFIX) and option in all_settings().model_fields)
+    return name == CONFIG_VARIABLE or (name.startswith(ENV_PREFIX) and option in type(settings).model_fields)

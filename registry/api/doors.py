@@ -13,9 +13,9 @@ from yarl import URL
 from mediator import callers
 from mediator.errors import BadRequestError, NoSuchAgentError, NotAuthenticatedError
 from mediator.fields import Fields, parse_body, printable
+from mediator.host import Host
 from mediator.http.callers import HttpCallers
 from mediator.http.guard import Guard
-from mediator.parts import Host
 from registry.api import codec
 from registry.api.openapi import document
 from registry.cards.card import agent_id, find_mailbox, parse_card, read_card

@@ -326,4 +326,4 @@ def _more(shown: int, answer: dict[str, Any]) -> None:
 
 
 for module in (import_cards, evaluate):
-    app.include(module.app)
+    app.add_typer(module.app)

@@ -14,8 +14,8 @@ import orjson
 import structlog
 from numpy.typing import NDArray
 
+from mediator.announcer import Announcer
 from mediator.errors import MediatorError
-from mediator.parts import Announcer
 from registry.index.vectors import pack_rows
 from registry.records import MAX_REMEMBERED, AskedQuery
 

@@ -16,7 +16,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from mediator.parts import Announcer
+from mediator.announcer import Announcer
 
 KEEP_SECONDS = 60.0
 MAX_BYTES = 64 * 1024 * 1024

@@ -14,12 +14,11 @@ from typing import Any
 
 import pytest
 
-from mediator.config.settings import Settings
-from mediator.ops.verify.report import verify
 from pickup.client import Holder, Sender, Wallet
 from tests.harness.client import Client, payload_of
 from tests.harness.didcomm_service import note, note_v2, texts
 from tests.harness.service import Service, Services
+from tests.harness.verified import verify_all
 from tests.harness.waiting import until
 
 DATA = Path(__file__).parent.parent / "data" / "v0.1"
@@ -57,7 +56,7 @@ def upgraded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         yield Upgraded(service, folder, json.loads((folder / "facts.json").read_text()))
         assert service.complaints() == []
         service.discard()
-        report = verify(Settings(data_dir=service.data_dir), lambda _title, _part: None)
+        report = verify_all(service.data_dir)
         assert report.checks
         assert report.damage == []
     finally:

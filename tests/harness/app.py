@@ -16,8 +16,8 @@ from nats.aio.client import Client
 from yarl import URL
 
 from mediator.app import RunningService, open_service
-from mediator.config.settings import Settings
 from mediator.http.callers import read_local_token
+from tests.harness.core import make_settings
 from tests.harness.door import parsed
 
 PREFIX = "$mq9.AI."
@@ -102,7 +102,7 @@ async def app(folder: Path, **options: Any) -> AsyncIterator[App]:
     """Run the service; without a model, unless ``registry`` says otherwise, as few tests need one."""
     switch, thresholds = sys.getswitchinterval(), gc.get_threshold()
     chosen = {"registry": {"semantic": False}, "didcomm": {"enabled": False}, "journal": {"enabled": False}, **options}
-    settings = Settings.of(data_dir=folder, nats="127.0.0.1:0", http="127.0.0.1:0", **chosen)
+    settings = make_settings(data_dir=folder, nats="127.0.0.1:0", http="127.0.0.1:0", **chosen)
     try:
         async with contextlib.AsyncExitStack() as stack:
             service = await stack.enter_async_context(open_service(settings))

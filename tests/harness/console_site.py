@@ -12,25 +12,27 @@ from aiohttp.test_utils import TestServer
 from mediator.admin.access import Access
 from mediator.admin.sessions import CookieSealer
 from mediator.admin.sign_in import SignIn
-from mediator.config.settings import Settings
 from mediator.console.console import Console
-from mediator.console.opening import open_console
+from mediator.console.opening import add_core_pages
+from mediator.host import Host
 from mediator.http.app import build_app
 from mediator.http.callers import HttpCallers
 from mediator.http.health import Health
+from mediator.ops.activity import Activity
 from mediator.ops.dead_operations import DeadOperations
 from mediator.ops.ended_sessions import EndedSessions
 from mediator.ops.long_tasks.operations import LongTaskOperations
 from mediator.ops.long_tasks.runner import LongTasks
 from mediator.ops.mailbox_operations import MailboxOperations
 from mediator.ops.message_operations import MessageOperations
+from mediator.ops.ranking import RankingOperations
+from mediator.ops.sampling import PERIOD
 from mediator.ops.service_operations import ServiceOperations
 from mediator.ops.settings_operations import SettingsOperations
 from mediator.ops.tenant_operations import TenantOperations
-from mediator.parts import Host
 from mediator.tenants.directory import TenantDirectory
 from mediator.tenants.updater import TenantUpdater
-from tests.harness.core import Core, core
+from tests.harness.core import Core, core, make_settings
 
 ROLES = ("read", "operate", "read-payload", "admin")
 HTML = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
@@ -77,7 +79,7 @@ async def console_site(
 ) -> AsyncIterator[ConsoleSite]:
     """Run one; each role has an operator with a token. ``open_part`` does what a part would."""
     operators = {"tokens": [{"name": role, "token": token(role), "roles": [role]} for role in ROLES]}
-    settings = Settings.of(data_dir=folder, operators=operators, backup_dir=folder / "backups")
+    settings = make_settings(data_dir=folder, operators=operators, backup_dir=folder / "backups")
     async with core(folder, audited=True) as inner:
         health, directory = Health(), TenantDirectory(settings, inner.clock)
         callers = HttpCallers.of_service(settings, directory)
@@ -110,7 +112,12 @@ async def console_site(
         open_part(host)
         sign_in = SignIn(access, settings, 0, inner.operations)
         sign_in.add_routes(app)
-        sign_in.render = await open_console(host, health)
+        activity = Activity(inner.broker, settings, health, inner.metrics.registry, None)
+        await activity.open(inner.operations)
+        host.add_job(activity.tick, PERIOD)
+        inner.operations.add_methods(RankingOperations(inner.broker))
+        sign_in.render = add_core_pages(host.console, activity, inner.broker)
+        host.console.register(app)
         try:
             async with TestServer(app) as server, ClientSession(cookie_jar=CookieJar(unsafe=True)) as session:
                 yield ConsoleSite(inner, host, session, server)

@@ -11,6 +11,7 @@ from typing import Any
 
 from mediator.broker import Broker
 from mediator.config.sections import CleanupSettings
+from mediator.config.settings import Settings
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.creating import Create
 from mediator.mailboxes.message import Draft, Message
@@ -23,6 +24,7 @@ from mediator.ops.mailbox_operations import find_address
 from mediator.ops.metrics import Metrics
 from mediator.ops.operations import Operations
 from mediator.ops.scheduler import Scheduler
+from mediator.parts import installed_settings
 from mediator.store.opening import database_path
 from mediator.store.sqlite import SqliteStore
 from pickup.cleanup import OldReplays, UnusedConnections
@@ -39,6 +41,11 @@ HOUR = 60 * MINUTE
 PATIENCE = 20.0
 """Seconds until a test gives up on something that does not come."""
 TABLES = ("mailbox", "message", "delayed", "dedup", "consumer", "lease", "held", "body", "outbox")
+
+
+def make_settings(**options: Any) -> Settings:
+    """Make settings of the installed parts from these options alone, without the environment and files."""
+    return installed_settings()(**options)
 
 
 @dataclass

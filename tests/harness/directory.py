@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager
 import orjson
 from prometheus_client import CollectorRegistry
 
+from mediator.announcer import Announcer
 from mediator.broker import Broker, wall_clock
 from mediator.mailboxes.bounds import Bounds
-from mediator.parts import Announcer
 from mediator.store.base import Store
 from registry.directory import Directory
 from registry.index.updater import IndexUpdater

@@ -4,14 +4,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mediator.config.settings import Settings
 from mediator.ops.verify.checks import Place
 from mediator.ops.verify.mailboxes import mailbox_checks
-from mediator.ops.verify.report import verify
+from mediator.ops.verify.report import VerifyReport, verify
+from mediator.parts import verify_checks
 from mediator.store.base import Store
 from mediator.store.snapshots import Ask
 from pickup.verify import mediation_checks
 from registry.checks import registry_checks
+from tests.harness.core import make_settings
 from tests.harness.service import Service
 
 
@@ -38,11 +39,17 @@ def damage_in(store: Store | StoreSnapshots) -> list[str]:
 
 def damage_of(service: Service) -> list[str]:
     """Return what ``mediator verify`` finds in the data of a service, beside it or without it."""
-    settings = Settings.of(data_dir=service.data_dir, database_url=service.options.get("database_url"))
-    found = verify(settings, lambda _title, _part: None).damage
+    settings = make_settings(data_dir=service.data_dir, database_url=service.options.get("database_url"))
+    found = verify(settings, verify_checks(settings), lambda _title, _part: None).damage
     return [f"{damage.kind.code}: {example}" for damage in found for example in damage.examples]
 
 
 def assert_intact(store: Store, *, but: str = "-") -> None:
     """Fail when a store that was only used has rows that ``verify`` would call damaged; ``but`` names one kind."""
     assert [text for text in damage_in(store) if not text.startswith(but)] == []
+
+
+def verify_all(data_dir: Path) -> VerifyReport:
+    """Run all checks on the SQLite database and the journal of a data directory."""
+    settings = make_settings(data_dir=data_dir)
+    return verify(settings, verify_checks(settings), lambda _title, _part: None)

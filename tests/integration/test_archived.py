@@ -14,7 +14,7 @@ from mediator.store.opening import database_path
 from mediator.store.sqlite import SqliteStore
 from pipeline.service import outbox as outbox_module
 from pipeline.service.outbox import MAX_COPIES, ArchiveOperations, OutboxClient
-from tests.harness.core import core
+from tests.harness.core import core, make_settings
 from tests.harness.samples import add, put
 
 
@@ -41,13 +41,13 @@ def backlog(data_dir: Path) -> int:
 @pytest.mark.rule("S6")
 def test_in_the_store_where_no_service_runs(tmp_path: Path) -> None:
     copies = fill(tmp_path, 9)
-    outbox = OutboxClient(Settings.of(data_dir=tmp_path))
+    outbox = OutboxClient(make_settings(data_dir=tmp_path))
     assert outbox.remove([]) == 0
     assert outbox.remove([copies[8], *copies[:2], copies[3]]) == 4
     assert outbox.remove(copies[:3]) == 1
     assert backlog(tmp_path) == 4
     with pytest.raises(SetupError, match="no database in"):
-        OutboxClient(Settings.of(data_dir=tmp_path / "none")).remove(copies[:1])
+        OutboxClient(make_settings(data_dir=tmp_path / "none")).remove(copies[:1])
 
 
 @pytest.mark.rule("S6")
@@ -62,7 +62,7 @@ async def test_through_the_service_in_requests_that_fit(tmp_path: Path, monkeypa
     monkeypatch.setattr(outbox_module, "ask_or_use_store", counting)
     async with core(tmp_path) as home:
         home.operations.add_methods(ArchiveOperations(home.broker))
-        outbox = OutboxClient(Settings.of(data_dir=tmp_path))
+        outbox = OutboxClient(make_settings(data_dir=tmp_path))
         assert await asyncio.to_thread(outbox.remove, copies[5:]) == len(copies) - 5
         assert asked == [MAX_COPIES, MAX_COPIES, 5]
         assert home.rows("outbox") == 5
@@ -83,7 +83,7 @@ async def test_reads_of_another_store_cost_the_service_nothing(tmp_path: Path) -
     store.close()
     async with core(tmp_path / "now") as home:
         home.operations.add_methods(ArchiveOperations(home.broker))
-        await asyncio.to_thread(OutboxClient(Settings.of(data_dir=tmp_path / "now")).remove, former[1:])
+        await asyncio.to_thread(OutboxClient(make_settings(data_dir=tmp_path / "now")).remove, former[1:])
         assert home.rows("outbox") == 3
 
 
@@ -115,5 +115,5 @@ async def test_a_service_without_the_command_keeps_its_outbox(tmp_path: Path) ->
     copies = fill(tmp_path, 3)
     async with core(tmp_path) as home:
         with pytest.raises(UnavailableError, match="expected one of"):
-            await asyncio.to_thread(OutboxClient(Settings.of(data_dir=tmp_path)).remove, copies[:1])
+            await asyncio.to_thread(OutboxClient(make_settings(data_dir=tmp_path)).remove, copies[:1])
         assert home.rows("outbox") == 3

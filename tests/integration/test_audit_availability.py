@@ -20,7 +20,6 @@ from nats.aio.msg import Msg
 
 from mediator.app import RunningService, open_service
 from mediator.broker import Broker
-from mediator.config.settings import Settings
 from mediator.endpoint import Endpoint
 from mediator.http.app import build_app, lift_time_limit
 from mediator.http.connections import RESERVE
@@ -32,6 +31,7 @@ from mediator.nats.announcements import Announcements, WakeAnnouncer
 from mediator.nats.client import Request
 from mediator.nats.connection import Upstreams, connect
 from mediator.ops.metrics import Metrics
+from tests.harness.core import make_settings
 from tests.harness.door import PATIENCE, Service, serving, serving_two
 from tests.harness.service import free_port, spawn
 from tests.harness.stores import ram_store
@@ -161,7 +161,7 @@ class Open:
 async def external(tmp_path: Path) -> AsyncIterator[Open]:
     async with contextlib.AsyncExitStack() as stack:
         port, _ = await stack.enter_async_context(nats_server(tmp_path, ""))
-        settings = Settings.of(
+        settings = make_settings(
             data_dir=tmp_path,
             nats_url=f"nats://127.0.0.1:{port}",
             http="127.0.0.1:0",
@@ -222,7 +222,7 @@ async def test_gateway_lets_no_client_act_as_the_service(external: Open, subject
 
 
 async def test_subscriptions_of_one_connection_are_limited(tmp_path: Path) -> None:
-    settings = Settings.of(
+    settings = make_settings(
         data_dir=tmp_path,
         nats="127.0.0.1:0",
         http="127.0.0.1:0",

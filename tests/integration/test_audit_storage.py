@@ -16,7 +16,6 @@ from aiohttp import ClientSession
 from mediator.app import open_service
 from mediator.broker import Broker, wall_clock
 from mediator.cli import main
-from mediator.config.settings import Settings
 from mediator.errors import (
     MediatorError,
     NoSuchMailboxError,
@@ -50,6 +49,7 @@ from pickup.tables import MediationTables
 from registry import rules
 from registry.records import Liveness, Registration
 from registry.tables import RegistryTables
+from tests.harness.core import make_settings
 from tests.harness.postgres import Server
 from tests.harness.stores import ram_store
 from tests.harness.waiting import until
@@ -65,7 +65,7 @@ async def opened(path: Path, *, journal: bool = False) -> AsyncIterator[Broker]:
     store = SqliteStore(path)
     try:
         metrics = Metrics()
-        kept = JournalWriter(Settings.of().journal, path.parent, "test", metrics)
+        kept = JournalWriter(make_settings().journal, path.parent, "test", metrics)
         broker = Broker(store, Bounds(), observers=[kept.observe] if journal else [])
         try:
             if journal:
@@ -118,7 +118,7 @@ def open_umask() -> Iterator[None]:
 @pytest.mark.rule("A7")
 async def test_nobody_else_may_read_what_the_service_writes(tmp_path: Path, open_umask: None) -> None:
     folder = tmp_path / "data"
-    settings = Settings.of(data_dir=folder, nats="127.0.0.1:0", http="127.0.0.1:0", **QUIET)
+    settings = make_settings(data_dir=folder, nats="127.0.0.1:0", http="127.0.0.1:0", **QUIET)
     for _ in range(2):
         async with open_service(settings) as service:
             await service.broker.create(Create(TENANT, None))
@@ -212,7 +212,7 @@ async def test_messages_lost_by_a_damaged_log_are_reported_at_start(tmp_path: Pa
         await until(lambda: any(event["msg_id"] == 19 for event in events(tmp_path / "data" / "journal")))
         await asyncio.to_thread(shutil.copytree, tmp_path / "data", crashed, ignore=shutil.ignore_patterns("*.lock"))
     await asyncio.to_thread(spoil_log, crashed / "mediator.db-wal")
-    settings = Settings.of(data_dir=crashed, instance="test", nats="127.0.0.1:0", http="127.0.0.1:0", **QUIET)
+    settings = make_settings(data_dir=crashed, instance="test", nats="127.0.0.1:0", http="127.0.0.1:0", **QUIET)
     async with open_service(settings) as service:
         with pytest.raises(NoSuchMailboxError):
             await stored(service.broker)
@@ -229,7 +229,10 @@ async def test_a_mailbox_that_another_instance_ended_is_not_missed(tmp_path: Pat
 
     @asynccontextmanager
     async def instance(name: str) -> AsyncIterator[tuple[Broker, JournalWriter]]:
-        store, journal = PostgresStore(database), JournalWriter(Settings.of().journal, tmp_path / name, name, Metrics())
+        store, journal = (
+            PostgresStore(database),
+            JournalWriter(make_settings().journal, tmp_path / name, name, Metrics()),
+        )
         broker = Broker(store, Bounds(), observers=[journal.observe])
         try:
             await journal.start(broker)
@@ -433,7 +436,7 @@ async def test_a_service_starts_on_a_full_disk_and_room_can_be_made(disk: Path) 
 
 @pytest.mark.rule("A9", "D9")
 async def test_a_full_disk_takes_only_what_makes_room(disk: Path) -> None:
-    settings = Settings.of(data_dir=disk, nats="127.0.0.1:0", http="127.0.0.1:0", registry={"semantic": False})
+    settings = make_settings(data_dir=disk, nats="127.0.0.1:0", http="127.0.0.1:0", registry={"semantic": False})
     async with (
         open_service(settings) as service,
         ClientSession(
@@ -484,13 +487,13 @@ async def test_a_start_on_a_read_only_file_system_says_so(disk: Path) -> None:
     # tmpfs makes it with mode 1777, which cannot be changed any more.
     mount("-o", "remount,ro", disk)
     with pytest.raises(SetupError, match="Read-only file system"):
-        async with open_service(Settings.of(data_dir=disk, nats="127.0.0.1:0", http="127.0.0.1:0", **QUIET)):
+        async with open_service(make_settings(data_dir=disk, nats="127.0.0.1:0", http="127.0.0.1:0", **QUIET)):
             pass
 
 
 @pytest.mark.rule("A8", "A9")
 async def test_a_read_only_folder_is_reported_and_written_again(disk: Path) -> None:
-    settings = Settings.of(data_dir=disk, nats="127.0.0.1:0", http="127.0.0.1:0", **QUIET)
+    settings = make_settings(data_dir=disk, nats="127.0.0.1:0", http="127.0.0.1:0", **QUIET)
     async with open_service(settings) as service:
         await create(service.broker)
         acknowledged = [await send(service.broker, b"before")]

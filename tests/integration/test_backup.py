@@ -28,10 +28,12 @@ from mediator.mailboxes.lanes import Lane
 from mediator.ops.backup import MIN_SKIP, backup, migrate_to, restore
 from mediator.ops.journal import FOLDER as JOURNAL
 from mediator.ops.journal.lines import encode
+from mediator.parts import backup_scope
 from mediator.store.base import Store
 from mediator.store.opening import DATABASE_FILE, open_store
 from tests.harness.agents import SPACE, Agency, registration
 from tests.harness.broker import Broker
+from tests.harness.core import make_settings
 from tests.harness.mediation import Mediation, key
 from tests.harness.postgres import Server
 from tests.integration.test_cli_json import check_shape, shapes
@@ -65,14 +67,14 @@ def place(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Place]:
             if kind == "postgres":
                 server: Server = request.getfixturevalue("postgres")
                 options["database_url"] = stack.enter_context(server.database())
-            return Settings.of(data_dir=tmp_path / name, **options)
+            return make_settings(data_dir=tmp_path / name, **options)
 
         yield make
 
 
 @contextlib.contextmanager
 def opened(settings: Settings) -> Iterator[Store]:
-    store = open_store(settings.data_dir, settings.store_url)
+    store = open_store(settings.data_dir, settings.store_url, settings.migrations_of_parts)
     try:
         yield store
     finally:
@@ -152,14 +154,14 @@ def sent(settings: Settings) -> list[int]:
 
 
 def write(settings: Settings, file: Path, *, with_keys: bool = False) -> Path:
-    backup(settings, file, with_keys=with_keys, on_progress=quiet)
+    backup(settings, backup_scope(settings), file, with_keys=with_keys, on_progress=quiet)
     return file
 
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a data directory with a little of everything, and its key."""
-    settings = Settings.of(data_dir=tmp_path_factory.mktemp("template") / "data")
+    settings = make_settings(data_dir=tmp_path_factory.mktemp("template") / "data")
     with opened(settings) as store:
         fill(store)
     put_key(settings.data_dir, KEY)
@@ -169,7 +171,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def filled(template: Path, tmp_path: Path) -> Settings:
     """A stopped service's data directory of the test's own."""
-    return Settings.of(data_dir=shutil.copytree(template, tmp_path / "filled"))
+    return make_settings(data_dir=shutil.copytree(template, tmp_path / "filled"))
 
 
 def put_key(data_dir: Path, key: bytes) -> None:
@@ -196,7 +198,7 @@ def test_every_row_comes_back_in_either_database(source, target, place, tmp_path
         fill(store)
         write(old, tmp_path / "b.tar")
         was, counted = content(old), counters(store)
-    restored = restore(new, tmp_path / "b.tar", on_progress=quiet)
+    restored = restore(new, backup_scope(new), tmp_path / "b.tar", on_progress=quiet)
     assert content(new) == was
     assert {name for name, rows in was.items() if rows} >= FILLED
     with opened(new) as store:
@@ -251,7 +253,7 @@ def test_an_empty_postgresql_database_is_no_mediators(place, tmp_path):
 
 def test_a_backup_says_how_much_came_after_it(filled, tmp_path):
     file = write(filled, tmp_path / "b.tar")
-    new = Settings.of(data_dir=tmp_path / "new")
+    new = make_settings(data_dir=tmp_path / "new")
     folder = new.data_dir / JOURNAL
     folder.mkdir(parents=True)
     now = time.time_ns() // 1_000_000 + 60_000
@@ -259,7 +261,7 @@ def test_a_backup_says_how_much_came_after_it(filled, tmp_path):
         event = Event(EventType(what), at, "default", 1, 2, number, 1, at)
         lines, _ = encode([event], instance="one", seqs=itertools.count(number + 1), after=None, mark=None)
         (folder / f"{number + 1:020d}-one.jsonl").write_bytes(lines)
-    assert restore(new, file, on_progress=quiet).later == 2
+    assert restore(new, backup_scope(new), file, on_progress=quiet).later == 2
 
 
 # Keys.
@@ -270,8 +272,8 @@ def test_keys_are_in_it_only_when_asked_for(with_keys, filled, tmp_path):
     file = write(filled, tmp_path / "b.tar", with_keys=with_keys)
     assert file.stat().st_mode & 0o777 == 0o600
     assert (KEY in file.read_bytes()) == with_keys
-    new = Settings.of(data_dir=tmp_path / "new")
-    restored = restore(new, file, on_progress=quiet)
+    new = make_settings(data_dir=tmp_path / "new")
+    restored = restore(new, backup_scope(new), file, on_progress=quiet)
     key = new.data_dir / KEY_FILE
     assert (restored.missing_keys, key.exists()) == (([], True) if with_keys else ([KEY_FILE], False))
     if with_keys:
@@ -280,19 +282,19 @@ def test_keys_are_in_it_only_when_asked_for(with_keys, filled, tmp_path):
 
 def test_another_key_in_the_way_is_refused(filled, tmp_path):
     file = write(filled, tmp_path / "b.tar", with_keys=True)
-    new = Settings.of(data_dir=tmp_path / "new")
+    new = make_settings(data_dir=tmp_path / "new")
     put_key(new.data_dir, KEY.replace(b"A", b"B"))
     with pytest.raises(SetupError, match=r"didcomm\.key here is another key"):
-        restore(new, file, on_progress=quiet)
+        restore(new, backup_scope(new), file, on_progress=quiet)
     put_key(new.data_dir, KEY)
-    assert restore(new, file, on_progress=quiet).missing_keys == []
+    assert restore(new, backup_scope(new), file, on_progress=quiet).missing_keys == []
 
 
 def test_a_key_of_the_settings_is_kept_too(filled, place, tmp_path):
     other = place("filled", didcomm={"key": KEY.decode().strip()})
     (filled.data_dir / KEY_FILE).unlink()
-    new = Settings.of(data_dir=tmp_path / "new")
-    restore(new, write(other, tmp_path / "b.tar", with_keys=True), on_progress=quiet)
+    new = make_settings(data_dir=tmp_path / "new")
+    restore(new, backup_scope(new), write(other, tmp_path / "b.tar", with_keys=True), on_progress=quiet)
     assert (new.data_dir / KEY_FILE).read_bytes() == KEY
 
 
@@ -304,14 +306,14 @@ def test_nothing_is_overwritten(filled, tmp_path):
     with pytest.raises(SetupError, match="there already"):
         write(filled, file)
     with pytest.raises(SetupError, match=r"mediator\.db is there already"):
-        restore(filled, file, on_progress=quiet)
+        restore(filled, backup_scope(filled), file, on_progress=quiet)
     with opened(filled), pytest.raises(StoreHeldError):
-        restore(filled, file, on_progress=quiet)
-    new = Settings.of(data_dir=tmp_path / "new")
+        restore(filled, backup_scope(filled), file, on_progress=quiet)
+    new = make_settings(data_dir=tmp_path / "new")
     new.data_dir.mkdir()
     (new.data_dir / f"{DATABASE_FILE}-wal").touch()
     with pytest.raises(SetupError, match=r"mediator\.db-wal is there already"):
-        restore(new, file, on_progress=quiet)
+        restore(new, backup_scope(new), file, on_progress=quiet)
 
 
 def test_no_database_is_no_backup(place, tmp_path):
@@ -415,9 +417,9 @@ def without(name: str) -> Callable[[Path], None]:
 def test_a_damaged_backup_is_refused(damage, why, filled, tmp_path):
     file = write(filled, tmp_path / "b.tar", with_keys=True)
     damage(file)
-    new = Settings.of(data_dir=tmp_path / "new")
+    new = make_settings(data_dir=tmp_path / "new")
     with pytest.raises(SetupError, match=why):
-        restore(new, file, on_progress=quiet)
+        restore(new, backup_scope(new), file, on_progress=quiet)
     assert {path.name for path in new.data_dir.glob("*")} <= {f"{DATABASE_FILE}.lock"}
 
 
@@ -448,9 +450,9 @@ def crafted(file: Path, *statements: str) -> None:
 def test_a_backup_with_foreign_objects_is_refused(statement, what, filled, tmp_path):
     file = write(filled, tmp_path / "b.tar")
     crafted(file, statement)
-    new = Settings.of(data_dir=tmp_path / "new")
+    new = make_settings(data_dir=tmp_path / "new")
     with pytest.raises(SetupError, match=f"its database has a {what}, which no migration makes"):
-        restore(new, file, on_progress=quiet)
+        restore(new, backup_scope(new), file, on_progress=quiet)
     assert {path.name for path in new.data_dir.glob("*")} <= {f"{DATABASE_FILE}.lock"}
 
 
@@ -466,9 +468,9 @@ def test_a_backup_with_other_declarations_is_refused(table, before, after, fille
     file = write(filled, tmp_path / "b.tar")
     changed = f"UPDATE sqlite_master SET sql = replace(sql, '{before}', '{after}') WHERE name = '{table}'"
     crafted(file, "PRAGMA writable_schema = on", changed)
-    new = Settings.of(data_dir=tmp_path / "new")
+    new = make_settings(data_dir=tmp_path / "new")
     with pytest.raises(SetupError, match=f"its table {table} is declared otherwise than migrations do"):
-        restore(new, file, on_progress=quiet)
+        restore(new, backup_scope(new), file, on_progress=quiet)
     assert {path.name for path in new.data_dir.glob("*")} <= {f"{DATABASE_FILE}.lock"}
 
 
@@ -494,7 +496,7 @@ def test_only_listed_ordinary_files_are_restored(further, why, filled, tmp_path)
     with tarfile.open(file, "a") as tar:
         tar.addfile(further)
     with pytest.raises(SetupError, match=why):
-        restore(Settings.of(data_dir=tmp_path / "new"), file, on_progress=quiet)
+        restore(chosen := make_settings(data_dir=tmp_path / "new"), backup_scope(chosen), file, on_progress=quiet)
 
 
 def extended(**records: str) -> bytes:
@@ -522,7 +524,7 @@ def test_extended_headers_are_refused_at_once(headers, filled, tmp_path):
         at = tar.getmember("manifest.json").offset
     file.write_bytes(whole[:at] + headers + whole[at:])
     with pytest.raises(SetupError, match="is no ordinary file"):
-        restore(Settings.of(data_dir=tmp_path / "new"), file, on_progress=quiet)
+        restore(chosen := make_settings(data_dir=tmp_path / "new"), backup_scope(chosen), file, on_progress=quiet)
 
 
 def test_a_key_has_few_bytes(filled, tmp_path):
@@ -532,7 +534,7 @@ def test_a_key_has_few_bytes(filled, tmp_path):
     manifest["files"]["keys/didcomm.key"] = {"bytes": len(large), "sha256": hashlib.sha256(large).hexdigest()}
     packed(file, files | {"keys/didcomm.key": large, "manifest.json": json.dumps(manifest).encode()})
     with pytest.raises(SetupError, match="a key has more than 65536 bytes"):
-        restore(Settings.of(data_dir=tmp_path / "new"), file, on_progress=quiet)
+        restore(chosen := make_settings(data_dir=tmp_path / "new"), backup_scope(chosen), file, on_progress=quiet)
 
 
 @pytest.mark.parametrize("size", [1, 1 << 40])
@@ -543,7 +545,7 @@ def test_the_size_of_a_file_is_that_of_the_list(size, filled, tmp_path):
     manifest["files"]["mediator.db"]["bytes"] = size
     packed(file, files | {"manifest.json": json.dumps(manifest).encode()})
     with pytest.raises(SetupError, match="another size than its list says"):
-        restore(Settings.of(data_dir=tmp_path / "new"), file, on_progress=quiet)
+        restore(chosen := make_settings(data_dir=tmp_path / "new"), backup_scope(chosen), file, on_progress=quiet)
 
 
 @pytest.mark.parametrize("name", ["local.token", "mediator.db-wal", "mediator.toml"])
@@ -553,9 +555,9 @@ def test_a_key_that_no_part_has_is_not_written(name, filled, tmp_path):
     manifest = json.loads(files["manifest.json"])
     manifest["files"][f"keys/{name}"] = manifest["files"]["keys/didcomm.key"]
     packed(file, files | {f"keys/{name}": files["keys/didcomm.key"], "manifest.json": json.dumps(manifest).encode()})
-    new = Settings.of(data_dir=tmp_path / "new")
+    new = make_settings(data_dir=tmp_path / "new")
     with pytest.raises(SetupError, match=f"lists a key that no part of this program has: {name}"):
-        restore(new, file, on_progress=quiet)
+        restore(new, backup_scope(new), file, on_progress=quiet)
     assert not (new.data_dir / name).exists()
 
 
@@ -567,17 +569,17 @@ def test_a_key_may_not_have_the_name_of_a_path(filled, tmp_path):
         manifest["files"][evil] = manifest["files"]["keys/didcomm.key"]
         packed(file, files | {evil: KEY, "manifest.json": json.dumps(manifest).encode()})
         with pytest.raises(SetupError, match="name of a path"):
-            restore(Settings.of(data_dir=tmp_path / "new"), file, on_progress=quiet)
+            restore(chosen := make_settings(data_dir=tmp_path / "new"), backup_scope(chosen), file, on_progress=quiet)
         del manifest["files"][evil]
 
 
 def test_a_backup_of_a_newer_schema_is_refused(filled, tmp_path):
     with closing(sqlite3.connect(filled.data_dir / DATABASE_FILE)) as file, file:
         file.execute("INSERT INTO schema_migration (name, applied) VALUES ('9999_future', 0)")
-    new = Settings.of(data_dir=tmp_path / "new")
+    new = make_settings(data_dir=tmp_path / "new")
     written = write(filled, tmp_path / "b.tar")
     with pytest.raises(SchemaError, match="newer than this program"):
-        restore(new, written, on_progress=quiet)
+        restore(new, backup_scope(new), written, on_progress=quiet)
     assert not (new.data_dir / DATABASE_FILE).exists()
 
 

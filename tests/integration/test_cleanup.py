@@ -24,6 +24,7 @@ from mediator.mailboxes.sending import Send
 from mediator.ops import cleanup, store_access
 from mediator.ops.journal import FOLDER, events
 from mediator.ops.journal.lines import expand
+from mediator.parts import cleanup_steps
 from mediator.store.base import Store
 from mediator.store.opening import database_path, open_store
 from mediator.store.sqlite import SqliteStore
@@ -38,7 +39,7 @@ from registry.tables import RegistryTables
 from tests.harness.agents import registration
 from tests.harness.app import PATIENCE, PREFIX, App, app
 from tests.harness.clock import ShiftedClock
-from tests.harness.core import BOX, HOUR, MINUTE, TENANT, core, rows
+from tests.harness.core import BOX, HOUR, MINUTE, TENANT, core, make_settings, rows
 from tests.harness.postgres import Server
 from tests.harness.waiting import until
 
@@ -46,7 +47,7 @@ LONG_AGO = -30 * MINUTE
 
 
 def settings(data_dir: Path, **options: str) -> Settings:
-    return Settings.of(data_dir=data_dir, cleanup=CleanupSettings(interval_seconds=1), **options)
+    return make_settings(data_dir=data_dir, cleanup=CleanupSettings(interval_seconds=1), **options)
 
 
 class Said:
@@ -62,9 +63,15 @@ class Said:
         return any(text in line for line in self.lines)
 
 
+async def clean(options: Settings, said: Said, *, daemon: bool = False, **how: bool) -> int:
+    """Run the command; returns its exit code."""
+    how = {"dry_run": False, "confirm_clock": False} | how
+    return await cleanup.run(options, cleanup_steps(options), daemon=daemon, say=said, **how)
+
+
 async def once(options: Settings, *, dry_run: bool = False, confirm_clock: bool = False) -> list[str]:
     said = Said()
-    assert await cleanup.run(options, daemon=False, dry_run=dry_run, confirm_clock=confirm_clock, say=said) == 0
+    assert await clean(options, said, dry_run=dry_run, confirm_clock=confirm_clock) == 0
     return said.lines
 
 
@@ -137,7 +144,7 @@ async def test_a_connection_that_nobody_uses_is_shown_and_removed(tmp_path: Path
     async with AsyncExitStack() as stack:
         if served:
             await stack.enter_async_context(core(tmp_path, enabled=False))
-        closed = Settings.of(data_dir=tmp_path, didcomm=DidcommSettings(enabled=False))
+        closed = make_settings(data_dir=tmp_path, didcomm=DidcommSettings(enabled=False))
         if not served:
             # Who cannot come is not forgotten.
             assert await once(closed) == ["nothing to remove"]
@@ -164,7 +171,7 @@ async def test_an_agent_that_is_gone_for_long_is_shown_and_removed(tmp_path: Pat
             await stack.enter_async_context(core(tmp_path, enabled=False))
         else:
             # Who cannot report is not collected.
-            assert await once(Settings.of(data_dir=tmp_path, registry=RegistrySettings(enabled=False))) == [
+            assert await once(make_settings(data_dir=tmp_path, registry=RegistrySettings(enabled=False))) == [
                 "nothing to remove"
             ]
         first, *examples = await once(settings(tmp_path), dry_run=True)
@@ -260,16 +267,14 @@ def messages(data_dir: Path) -> int:
 
 async def test_options_that_exclude_each_other(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match="expected one of"):
-        await cleanup.run(settings(tmp_path), daemon=True, dry_run=True, confirm_clock=False, say=Said())
+        await clean(settings(tmp_path), Said(), daemon=True, dry_run=True, confirm_clock=False)
 
 
 @pytest.mark.rule("S5", "M1")
 async def test_a_daemon_yields_to_a_service_and_takes_over_again(tmp_path: Path) -> None:
     said = Said()
     await fill(sqlite(tmp_path))
-    daemon = asyncio.create_task(
-        cleanup.run(settings(tmp_path), daemon=True, dry_run=False, confirm_clock=False, say=said)
-    )
+    daemon = asyncio.create_task(clean(settings(tmp_path), said, daemon=True, dry_run=False, confirm_clock=False))
     try:
         await until(lambda: said.holds("removed 20 messages"))
         # The daemon lives, and the file is free between its passes.
@@ -307,9 +312,7 @@ async def fill_again(data_dir: Path, count: int) -> None:
 async def test_a_daemon_without_a_database_waits_and_says_so_once(tmp_path: Path) -> None:
     said = Said()
     data_dir = tmp_path / "data"
-    daemon = asyncio.create_task(
-        cleanup.run(settings(data_dir), daemon=True, dry_run=False, confirm_clock=False, say=said)
-    )
+    daemon = asyncio.create_task(clean(settings(data_dir), said, daemon=True, dry_run=False, confirm_clock=False))
     try:
         await until(lambda: said.holds("no database in"))
         await fill(sqlite(data_dir))
@@ -327,12 +330,12 @@ async def test_a_daemon_without_a_database_waits_and_says_so_once(tmp_path: Path
 async def test_on_postgresql_any_number_clean_up_at_once(tmp_path: Path, postgres: Server) -> None:
     with postgres.database(migrated=True) as url:
         options = settings(tmp_path, database_url=url)
-        await fill(lambda: open_store(options.data_dir, options.store_url), count=300)
+        await fill(lambda: open_store(options.data_dir, options.store_url, {}), count=300)
         assert (await once(options, dry_run=True))[0] == "300 messages: time to live is over"
         lines = await asyncio.gather(*[once(options) for _ in range(3)])
         assert any("messages" in line for (line,) in lines)
         assert await once(options, dry_run=True) == ["nothing to remove"]
-        store = open_store(options.data_dir, options.store_url)
+        store = open_store(options.data_dir, options.store_url, {})
         with store.reading() as tx:
             left = [orjson.loads(line) for row in tx.tail.read(0, 1000) for line in row.lines.splitlines()]
             expired = {event["msg_id"] for line in left for event in expand(line) if event["what"] == EventType.EXPIRED}

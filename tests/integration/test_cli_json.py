@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from mediator.cli import build_app
-from mediator.config.settings import Settings
 from mediator.ops.runs.client import RunHistoryClient
 from mediator.ops.runs.records import Outcome
+from mediator.parts import installed_settings
 from pickup.mediation.names import from_verkey
 from tests.harness.certificates import issue
 from tests.harness.service import Service
@@ -194,7 +194,7 @@ def test_every_command_prints_what_the_page_says(mediator: Mediator, external, s
     }
     (tmp_path / "card.json").write_text(CARD)
     (tmp_path / "external.toml").write_text(f'nats_url = "nats://127.0.0.1:{external("")}"\n')
-    history = RunHistoryClient(Settings.load(data_dir=service.data_dir))
+    history = RunHistoryClient(installed_settings().load(data_dir=service.data_dir))
     history.end(history.begin("report", ["--days", "7"]), Outcome.SUCCEEDED, {"rows": 3}, "")
     for line in RUNS.strip().splitlines():
         result = mediator(*shlex.split(line.format(**values)), "--json")

@@ -10,7 +10,6 @@ import jsonschema
 import pytest
 from aiohttp import ClientSession, CookieJar
 
-from mediator.config.settings import Settings
 from mediator.console import streams
 from mediator.console.pages import Page, Shown, Visit
 from mediator.errors import SetupError
@@ -30,7 +29,7 @@ from pipeline.reports import ADDRESSES
 from pipeline.service.operations import PipelineOperations, report_file
 from pipeline.service.scheduler import PipelineScheduler
 from tests.harness.console_site import HTML, ConsoleSite, console_site, token
-from tests.harness.core import PATIENCE
+from tests.harness.core import PATIENCE, make_settings
 from tests.harness.waiting import until
 
 ADMIN = Actor("test", ROLES["admin"], "socket")
@@ -339,7 +338,7 @@ async def test_instances_hear_of_each_other(tmp_path: Path, site: ConsoleSite) -
     wire = Wire()
     answers = []
     for name in ("one", "two"):
-        settings = Settings.of(data_dir=tmp_path, instance=name)
+        settings = make_settings(data_dir=tmp_path, instance=name)
         operations = Operations()
         activity = Activity(site.core.broker, settings, Health(), site.core.metrics.registry, wire)
         await activity.open(operations)
@@ -426,7 +425,7 @@ async def test_live_pages_end_with_the_right(
     assert await anext(events(live)) == b":"
     others = [{"name": "admin", "token": token("admin"), "roles": ["admin"]}]
     changed = [{"name": "read", "token": token("read"), "roles": roles}] if roles else []
-    site.host.access.take(Settings.of(data_dir=site.core.data_dir, operators={"tokens": others + changed}))
+    site.host.access.take(make_settings(data_dir=site.core.data_dir, operators={"tokens": others + changed}))
     # Before anybody ends them: nothing more is written.
     await site.core.send()
     async with asyncio.timeout(PATIENCE):

@@ -16,8 +16,8 @@ import aiohttp
 import orjson
 import pytest
 
+from mediator.announcer import Announcer
 from mediator.broker import Broker
-from mediator.config.settings import Settings
 from mediator.endpoint import Endpoint
 from mediator.http.app import build_app
 from mediator.http.health import Health
@@ -26,7 +26,6 @@ from mediator.mailboxes.bounds import Bounds
 from mediator.ops.control import ControlServer, send_command
 from mediator.ops.metrics import Metrics
 from mediator.ops.operations import Operations
-from mediator.parts import Announcer
 from mediator.store.base import Store
 from mediator.store.opening import database_path
 from mediator.store.sqlite import SqliteStore
@@ -41,7 +40,7 @@ from pickup.door import ENVELOPE_OVERHEAD, didcomm_door
 from pickup.mediation import names
 from pickup.mediation.records import Generation
 from pickup.message import encode
-from tests.harness.core import rows
+from tests.harness.core import make_settings, rows
 from tests.harness.people import apv_of, b64, jwe, unb64
 from tests.integration.test_didcomm_transports import (
     ANSWER,
@@ -139,7 +138,7 @@ async def mediating(
 ) -> AsyncIterator[Mediator]:
     """Run a door with options of the section ``didcomm``; to be started again or have company it needs a ``key``."""
     secret = base64.b64encode(key or os.urandom(32)).decode()
-    settings = Settings.of(
+    settings = make_settings(
         data_dir=data_dir,
         didcomm={"key": secret, "max_sockets": 100, "rate": 10_000, **didcomm},
         http_trusted_proxies=list(proxies),

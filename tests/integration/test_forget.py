@@ -12,7 +12,6 @@ import pytest
 
 from mediator.broker import Broker
 from mediator.cli import main
-from mediator.config.settings import Settings
 from mediator.errors import BadRequestError
 from mediator.mailboxes import sending
 from mediator.mailboxes.bounds import Bounds
@@ -25,7 +24,7 @@ from mediator.ops.journal.writer import JournalWriter
 from mediator.ops.mailbox_operations import MailboxOperations, find_address
 from mediator.ops.metrics import Metrics
 from mediator.ops.operations import Actor, Operations, Right
-from mediator.ops.verify.report import verify
+from mediator.parts import cleanup_steps, find_parts
 from mediator.store.base import Store
 from mediator.store.opening import DATABASE_FILE
 from mediator.store.session import SHARE_FROM
@@ -33,9 +32,11 @@ from mediator.store.sqlite import SqliteStore
 from registry.tables import RegistryTables
 from tests.harness.agents import Agency
 from tests.harness.broker import HOUR
+from tests.harness.core import make_settings
 from tests.harness.mediation import Mediation, key
 from tests.harness.postgres import Server
 from tests.harness.stores import ram_path
+from tests.harness.verified import verify_all
 
 TENANT = "default"
 SECRET, OTHERS = b"nobody must ever read this again", b"this stays where it is"
@@ -76,12 +77,12 @@ def files_with(data_dir: Path, *texts: bytes) -> list[str]:
 @asynccontextmanager
 async def forgetting(store: Store, data_dir: Path) -> AsyncIterator[tuple[Broker, Forgetting]]:
     """Do as a service does."""
-    settings = Settings.of(data_dir=data_dir)
+    settings = make_settings(data_dir=data_dir)
     journal = JournalWriter(settings.journal, data_dir, "test", Metrics())
     broker = Broker(store, Bounds(), observers=[journal.observe])
     try:
         await journal.start(broker)
-        yield broker, Forgetting(broker, settings)
+        yield broker, Forgetting(broker, cleanup_steps(settings), [part.forget_address for part in find_parts()])
     finally:
         await journal.stop()
         await broker.close()
@@ -134,7 +135,7 @@ def test_the_command_leaves_no_byte_of_it(data_dir: Path, monkeypatch, capsys):
     assert not answers[3]["removed"]
     assert files_with(data_dir, SECRET, ADDRESS.encode(), wallet.encode()) == []
     assert files_with(data_dir, OTHERS) == ["mediator.db"]
-    assert not verify(Settings.of(data_dir=data_dir), lambda _title, _part: None).damage
+    assert not verify_all(data_dir).damage
 
 
 async def test_a_running_service_forgets_beside_its_senders(data_dir: Path):
@@ -151,7 +152,7 @@ async def test_a_running_service_forgets_beside_its_senders(data_dir: Path):
             assert len(await broker.query(Query(TENANT, "other", limit=1000))) == 204
             with pytest.raises(BadRequestError, match="send-only"):
                 await service.forget(TENANT, await broker.read(lambda tx, _now: send_only(tx)))
-    assert not verify(Settings.of(data_dir=data_dir), lambda _title, _part: None).damage
+    assert not verify_all(data_dir).damage
 
 
 def send_only(tx: Any) -> str:

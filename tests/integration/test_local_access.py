@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from aiohttp import ClientSession, CookieJar
 
-from mediator.config.settings import Settings
 from mediator.endpoint import Endpoint
 from mediator.http.callers import MAX_FAILURES, read_local_token
 from mediator.login import Login
 from mediator.mcp import http as mcp_http
 from mediator.ops.control import send_command
 from tests.harness.app import App, app, card
+from tests.harness.core import make_settings
 from tests.harness.mcp_http import application, calls
 from tests.harness.nginx import proxied
 
@@ -121,7 +121,7 @@ async def test_a_tenant_added_live_ends_local_tools(tmp_path: Path) -> None:
     call = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
     accept = {"Accept": "application/json, text/event-stream"}
     async with filled(tmp_path) as service:
-        tools = application(Settings.of(data_dir=tmp_path), Endpoint("127.0.0.1", 0), Login(service.service.nats_url))
+        tools = application(make_settings(data_dir=tmp_path), Endpoint("127.0.0.1", 0), Login(service.service.nats_url))
         secret = {"Authorization": f"Bearer {service.local_token}"}
         async with calls(tools) as http:
             assert (await http.post("/mcp", json=call, headers=accept)).status_code == 401
@@ -136,7 +136,7 @@ async def half_requests(
 ) -> AsyncIterator[tuple[str, list[asyncio.StreamReader]]]:
     """Serve tools; open connections that send half the head of a request, or something else, and read little."""
     here = Endpoint("127.0.0.1", 0)
-    tools = application(Settings.of(data_dir=folder), here, Login("nats://127.0.0.1:1"))
+    tools = application(make_settings(data_dir=folder), here, Login("nats://127.0.0.1:1"))
     listening = mcp_http.bind(here)
     port = listening.getsockname()[1]
     serving = asyncio.create_task(mcp_http.serve(tools, listening))

@@ -10,7 +10,6 @@ from typing import Any
 import jsonschema
 import pytest
 
-from mediator.config.settings import Settings
 from mediator.errors import AlreadyRunningError, BadRequestError, NotAllowedError
 from mediator.ops.backup import WORKING
 from mediator.ops.backup_file import BackupFile
@@ -20,6 +19,7 @@ from mediator.ops.operations import ROLES, Actor, Operations
 from mediator.store.opening import database_path
 from mediator.system import usage
 from tests.harness.console_site import ConsoleSite, console_site
+from tests.harness.core import make_settings
 from tests.harness.waiting import until
 
 KEY = "QUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUE="
@@ -91,7 +91,7 @@ def children() -> list[int]:
     for pid in usage.children(os.getpid()):
         # It may end meanwhile.
         with suppress(FileNotFoundError, ProcessLookupError):
-            if b"long_tasks.child" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"mediator.long_task" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 found.append(pid)
     return found
 
@@ -141,7 +141,7 @@ async def test_rights_and_a_missing_folder_refuse(tmp_path: Path, site: ConsoleS
     ):
         with pytest.raises(NotAllowedError):
             await run(site.host.operations, name, role, name="x")
-    settings, operations = Settings.of(data_dir=tmp_path), Operations()
+    settings, operations = make_settings(data_dir=tmp_path), Operations()
     operations.add_methods(LongTaskOperations(LongTasks(settings), settings))
     with pytest.raises(BadRequestError, match="backup_dir: expected a folder in the settings"):
         await run(operations, "backup")
@@ -150,11 +150,11 @@ async def test_rights_and_a_missing_folder_refuse(tmp_path: Path, site: ConsoleS
 
 def test_the_child_gets_all_settings(tmp_path: Path) -> None:
     user = {"name": "ada", "password": "hush-hush-hush"}
-    settings = Settings.of(
+    settings = make_settings(
         data_dir=tmp_path,
         didcomm={"key": KEY},
         tenants={"default": {"users": [user], "api_tokens": ["hush-hush-hush-hush"]}},
         http="127.0.0.1:0",
         log_level="error",
     )
-    assert Settings.of(**settings_as_json(settings)) == settings
+    assert make_settings(**settings_as_json(settings)) == settings

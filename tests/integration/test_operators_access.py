@@ -21,7 +21,6 @@ from mediator.admin.access import CSRF_HEADER, SIGN_IN, Access
 from mediator.admin.sessions import SESSION_SECONDS, CookieSealer
 from mediator.admin.sign_in import BEGIN, SIGN_OUT, SignIn
 from mediator.broker import Broker
-from mediator.config.settings import Settings
 from mediator.errors import UnavailableError
 from mediator.http.app import build_app
 from mediator.http.callers import MAX_FAILURES, WINDOW, FailedAttempts, HttpCallers, tokens_of
@@ -31,6 +30,7 @@ from mediator.ops.operations import Actor, Audit, Operation, OperationRequest, O
 from mediator.store.base import Place, Store, Transaction
 from mediator.store.sqlite import SqliteStore
 from tests.harness.app import PATIENCE, app
+from tests.harness.core import make_settings
 from tests.harness.external import nats_server
 from tests.harness.oidc_provider import CLIENT, SECRET, OidcProvider, oidc_provider
 from tests.harness.postgres import Server
@@ -94,7 +94,7 @@ async def site(
     store: Store | None = None,
     **options: Any,
 ) -> AsyncIterator[Site]:
-    settings = Settings.of(data_dir=tmp_path, **options)
+    settings = make_settings(data_dir=tmp_path, **options)
     callers = HttpCallers(settings, LOCAL, tokens_of(settings, settings.tenants))
     broker = Broker(ram_store() if store is None else store, settings.bounds)
     ended = EndedSessions(broker)

@@ -17,6 +17,8 @@ from mediator.http.callers import HttpCallers
 from mediator.ops.ended_sessions import EndedSessions
 from mediator.ops.operations import ROLES, Actor, Operations
 from mediator.ops.settings_operations import SettingsOperations
+from mediator.parts import installed_settings
+from tests.harness.core import make_settings
 from tests.harness.stores import ram_store
 
 ADA, BEN, EVE = "token-of-ada-00000", "token-of-ben-00000", "token-of-eve-00000"
@@ -44,7 +46,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def settings(file: Path) -> Settings:
-    return Settings.load(file, data_dir=file.parent)
+    return installed_settings().load(file, data_dir=file.parent)
 
 
 @asynccontextmanager
@@ -124,7 +126,7 @@ async def test_what_is_wrong_changes_nothing(
 
 async def test_tokens_of_the_environment_stay(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEDIATOR_OPERATORS__TOKENS", f'[{{"name": "eve", "token": "{EVE}"}}]')
-    settings = Settings.load(file, data_dir=tmp_path)
+    settings = installed_settings().load(file, data_dir=tmp_path)
     async with access_of(settings) as access:
         operations = Operations()
         operations.add_methods(SettingsOperations(settings, access.take))
@@ -136,6 +138,6 @@ async def test_tokens_of_the_environment_stay(file: Path, tmp_path: Path, monkey
 
 async def test_settings_without_a_source_cannot_be_read_again(tmp_path: Path) -> None:
     operations = Operations()
-    operations.add_methods(SettingsOperations(Settings.of(data_dir=tmp_path), lambda _settings: None))
+    operations.add_methods(SettingsOperations(make_settings(data_dir=tmp_path), lambda _settings: None))
     with pytest.raises(BadRequestError, match="they were not read from a file or the environment"):
         await reload(operations)

@@ -19,11 +19,11 @@ from mediator.ops.runs.records import RUN_VARIABLE, Outcome
 from mediator.store.opening import database_path
 from mediator.store.sqlite import SqliteStore
 from pipeline.runs import record_run
-from tests.harness.core import Core, core
+from tests.harness.core import Core, core, make_settings
 
 
 def settings(data_dir: Path) -> Settings:
-    return Settings.of(data_dir=data_dir, instance="here")
+    return make_settings(data_dir=data_dir, instance="here")
 
 
 @pytest.fixture

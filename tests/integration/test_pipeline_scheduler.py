@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from mediator.config.settings import Settings
 from mediator.ops.processes import is_gone, process_name
 from mediator.ops.runs.commands import RunOperations
 from mediator.ops.runs.history import SCHEDULED, RunHistory
@@ -24,7 +23,7 @@ from pipeline.service.child_log import MAX_LINE, MAX_LINES, ChildLog
 from pipeline.service.operations import PipelineOperations
 from pipeline.service.scheduler import PipelineScheduler
 from tests.harness.clock import ShiftedClock
-from tests.harness.core import HOUR, Core, core
+from tests.harness.core import HOUR, Core, core, make_settings
 from tests.harness.waiting import until
 
 LONG = 60.0
@@ -180,7 +179,7 @@ async def rounds(
     home: Core, program: Sequence[str], *, every: int = 1, minutes: int = 60, **pipeline: str
 ) -> AsyncIterator[tuple[PipelineScheduler, RunHistory]]:
     pipeline_settings = {"every": every, "max_minutes": minutes, **pipeline}
-    settings = Settings.of(data_dir=home.data_dir, instance="here", pipeline=pipeline_settings)
+    settings = make_settings(data_dir=home.data_dir, instance="here", pipeline=pipeline_settings)
     book = RunHistory(home.broker, "here", home.metrics)
     made = PipelineScheduler(book, home.broker, settings, program)
     try:

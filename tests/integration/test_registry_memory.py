@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from multidict import CIMultiDict
 
+from mediator.announcer import Announcer
 from mediator.config.settings import Settings
 from mediator.errors import BadRequestError, NoSuchAgentError
 from mediator.http.callers import HttpCallers
 from mediator.nats.client import Request, find_client
-from mediator.parts import Announcer
 from mediator.tenants.directory import TenantDirectory, digest_of
 from mediator.tenants.records import Tenant, TenantToken, TenantUser
 from registry.index.ranking import MEMORY
@@ -24,6 +24,7 @@ from registry.requests import FeedbackRequest
 from registry.search.feedback import SEARCH_SECONDS, AskedQueries
 from registry.tables import RegistryTables
 from tests.harness.app import app
+from tests.harness.core import make_settings
 from tests.harness.directory import Instance, instance
 from tests.harness.stores import ram_store
 from tests.harness.waiting import until
@@ -205,7 +206,7 @@ def test_the_memory_is_off_where_parties_share_a_tenant() -> None:
     assert replace(policy, tenants=frozenset({"shared"})).on("shared")
     assert not any(replace(policy, mode="off").on(name) for name in names)
     assert all(replace(policy, mode="on").on(name) for name in names)
-    external = TenantDirectory(Settings.of(nats_url="nats://127.0.0.1:4223"), lambda: 0)
+    external = TenantDirectory(make_settings(nats_url="nats://127.0.0.1:4223"), lambda: 0)
     assert not replace(policy, parties=external.parties).on("default"), "its users are not known here"
 
 
@@ -218,7 +219,7 @@ def test_who_gets_new_credentials_stays_the_same_voter() -> None:
     logins = ("ann", "ann~2", "ann~3", "eve~2", NKEY, "somebody~4")
     assert [directory.user_of(login) for login in logins] == ["ann", "ann", "ann", "eve~2", "kim", "somebody~4"]
     callers = HttpCallers(
-        Settings.of(),
+        make_settings(),
         "",
         {"fixed": ["set" * 6]},
         further=directory.tenant_of_token,

@@ -15,7 +15,6 @@ import pytest
 
 from mediator.broker import Broker, wall_clock
 from mediator.cli import main
-from mediator.config.settings import Settings
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.creating import Create
 from mediator.mailboxes.fetching import Deliver, Fetch
@@ -28,11 +27,14 @@ from mediator.ops import collector
 from mediator.ops.journal import FOLDER
 from mediator.ops.journal.writer import JournalWriter
 from mediator.ops.metrics import Metrics
-from mediator.ops.verify.report import VerifyReport, all_checks, verify
+from mediator.ops.verify.report import VerifyReport, all_checks
+from mediator.parts import verify_checks
 from mediator.store.opening import database_path
 from mediator.store.postgres import PostgresSnapshots
 from mediator.store.sqlite import SqliteStore
+from tests.harness.core import make_settings
 from tests.harness.postgres import Server
+from tests.harness.verified import verify_all
 
 TENANT = "default"
 PAGE = 4096
@@ -42,7 +44,7 @@ PAGE = 4096
 async def opened(data_dir: Path) -> AsyncIterator[Broker]:
     """Open a broker with its journal, as a service does."""
     store = SqliteStore(database_path(data_dir))
-    journal = JournalWriter(Settings.of().journal, data_dir, "test", Metrics())
+    journal = JournalWriter(make_settings().journal, data_dir, "test", Metrics())
     broker = Broker(store, Bounds(), observers=[journal.observe])
     try:
         await journal.start(broker)
@@ -86,7 +88,7 @@ def data_dir(used: Path, tmp_path: Path) -> Path:
 
 
 def run(data_dir: Path) -> VerifyReport:
-    return verify(Settings.of(data_dir=data_dir), lambda _title, _part: None)
+    return verify_all(data_dir)
 
 
 def codes(data_dir: Path) -> set[str]:
@@ -182,7 +184,7 @@ def test_what_was_only_used_is_not_damaged(data_dir: Path):
 
 
 async def test_removals_without_a_journal_are_not_losses(data_dir: Path):
-    off = Settings.of(journal={"enabled": False}).journal
+    off = make_settings(journal={"enabled": False}).journal
     store = SqliteStore(database_path(data_dir))
     broker = Broker(store, Bounds())
     await JournalWriter(off, data_dir, "test", Metrics()).start(broker)
@@ -221,7 +223,8 @@ async def test_traffic_meanwhile_is_no_damage(tmp_path: Path):
 def test_the_guide_lists_every_kind_of_damage():
     guide = (Path(__file__).parents[2] / "docs" / "howto" / "verify.md").read_text()
     listed = re.findall(r"^\| `(\w+)` \|", guide, re.MULTILINE)
-    kinds = {kind.code for check in all_checks(Settings.of()) for kind in check.kinds}
+    settings = make_settings()
+    kinds = {kind.code for check in all_checks(settings, verify_checks(settings)) for kind in check.kinds}
     assert sorted(listed) == sorted(kinds)
 
 
@@ -253,11 +256,11 @@ def test_the_command_prints_damage_and_fails(data_dir: Path, monkeypatch, capsys
 @pytest.mark.postgres
 def test_triggers_and_rules_of_others_are_found_in_postgresql(postgres: Server):
     with postgres.database(migrated=True) as url, closing(PostgresSnapshots(url)) as snapshots:
-        assert snapshots.foreign_objects() == []
+        assert snapshots.foreign_objects({}) == []
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute(
                 "CREATE FUNCTION leak() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';"
                 "CREATE TRIGGER leak BEFORE INSERT ON message FOR EACH ROW EXECUTE FUNCTION leak();"
                 "CREATE RULE gone AS ON DELETE TO mailbox DO INSTEAD NOTHING"
             )
-        assert snapshots.foreign_objects() == ["rule gone of mailbox", "trigger leak of message"]
+        assert snapshots.foreign_objects({}) == ["rule gone of mailbox", "trigger leak of message"]

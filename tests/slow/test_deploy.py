@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mediator.config.settings import Settings
+from mediator.parts import installed_settings
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -74,7 +74,7 @@ def test_the_service_takes_the_settings_of_compose(monkeypatch):
     for name, service in instances.items():
         for variable, value in service["environment"].items():
             monkeypatch.setenv(variable, value)
-        settings = Settings.load(COMPOSE / "mediator.toml")
+        settings = installed_settings().load(COMPOSE / "mediator.toml")
         assert settings.instance == name
         assert settings.http.port == 8080
         assert not settings.http_local

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from multidict import CIMultiDict
 
-from mediator.config.settings import Settings
 from mediator.errors import NotAuthenticatedError, SetupError, TooManyAttemptsError
 from mediator.http.callers import (
     LOCAL_TOKEN,
@@ -19,6 +18,8 @@ from mediator.http.callers import (
     read_local_token,
     says_https,
 )
+from mediator.parts import installed_settings
+from tests.harness.core import make_settings
 
 ONE, OTHER, BOB = "one-of-ada-000000", "other-of-ada-0000", "the-one-of-bob-00"
 TOKENS = {"acme": [ONE, OTHER], "globex": [BOB], "idle": []}
@@ -29,7 +30,7 @@ PEER = ip_address("192.0.2.1")
 
 
 def callers(**options: Any) -> HttpCallers:
-    return HttpCallers(Settings.of(**options), SECRET, TOKENS)
+    return HttpCallers(make_settings(**options), SECRET, TOKENS)
 
 
 def of(known: HttpCallers, *headers: tuple[str, str], **named: str) -> HttpCaller:
@@ -97,7 +98,7 @@ def test_this_machine_is_default_by_its_secret_alone() -> None:
     with pytest.raises(NotAuthenticatedError):
         local(callers(http="0.0.0.0:8080"))
     with pytest.raises(NotAuthenticatedError):
-        local(HttpCallers(Settings.of(), SECRET, {}, alone=lambda: False))
+        local(HttpCallers(make_settings(), SECRET, {}, alone=lambda: False))
 
 
 @pytest.mark.rule("A6")
@@ -201,7 +202,7 @@ REASONS: dict[str, dict[str, Any]] = {
 @pytest.mark.rule("A6")
 @pytest.mark.parametrize("reason", REASONS)
 def test_the_secret_counts_no_more_as_soon_as_there_is(reason: str, tmp_path: Path) -> None:
-    assert not Settings.of(data_dir=tmp_path, **REASONS[reason]).http_local
+    assert not make_settings(data_dir=tmp_path, **REASONS[reason]).http_local
 
 
 @pytest.mark.rule("A6")
@@ -210,7 +211,7 @@ def test_the_secret_counts_no_more_as_soon_as_there_is(reason: str, tmp_path: Pa
     [{}, {"http": "localhost:0"}, {"http": "[::1]:8080"}, {"tenants": {"default": {}}}, {"nats_url": "nats://h"}],
 )
 def test_the_secret_counts_while_nothing_keeps_callers_apart(options: dict[str, Any], tmp_path: Path) -> None:
-    assert Settings.of(data_dir=tmp_path, **options).http_local
+    assert make_settings(data_dir=tmp_path, **options).http_local
 
 
 @pytest.mark.parametrize(
@@ -231,7 +232,7 @@ def test_a_token_that_cannot_be_is_named_and_not_shown(tokens: str, problem: str
     config = tmp_path / "mediator.toml"
     config.write_text(f'[tenants.a]\nusers = [{{name = "u", password = "p"}}]\napi_tokens = {tokens}\n')
     with pytest.raises(SetupError) as caught:
-        Settings.load(config)
+        installed_settings().load(config)
     assert str(caught.value).startswith(problem)
     assert "hidden" not in str(caught.value)
 
@@ -239,7 +240,7 @@ def test_a_token_that_cannot_be_is_named_and_not_shown(tokens: str, problem: str
 def test_one_token_belongs_to_one_tenant_and_is_never_shown(tmp_path: Path) -> None:
     tenants = {name: {"users": [{"name": name, "password": "p"}], "api_tokens": [ONE]} for name in ("a", "b")}
     with pytest.raises(SetupError) as caught:
-        Settings.load(data_dir=tmp_path, tenants=tenants)
+        installed_settings().load(data_dir=tmp_path, tenants=tenants)
     assert str(caught.value).startswith("tenants.b.api_tokens: a token is already one of tenant a")
-    kept = Settings.of(data_dir=tmp_path, tenants={"default": {"api_tokens": [ONE]}})
+    kept = make_settings(data_dir=tmp_path, tenants={"default": {"api_tokens": [ONE]}})
     assert ONE not in repr(kept) + str(kept.model_dump())

@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from mediator.config.settings import Settings
 from mediator.endpoint import Endpoint
 from mediator.errors import SetupError
 from mediator.http.callers import read_local_token
 from mediator.login import Login
 from mediator.mcp.http import choose_logins
+from mediator.parts import installed_settings
 from tests.harness.mcp_http import application, calls
 
 SERVER = "nats://127.0.0.1:4222"
@@ -19,7 +19,7 @@ USER = {"name": "ada", "password": "pw"}
 
 
 def settings(tmp_path, **tenants):
-    return Settings.load(None, data_dir=tmp_path, tenants=tenants)
+    return installed_settings().load(None, data_dir=tmp_path, tenants=tenants)
 
 
 def accepts(settings, endpoint, given):

@@ -5,11 +5,11 @@ from typing import Any, cast
 
 import pytest
 
-from mediator.config.settings import Settings
 from mediator.errors import BadRequestError, NoSuchMailboxError, NotAllowedError, SetupError
 from mediator.ops.operations import ROLES, Actor, Operation, Operations, Right
 from mediator.ops.schemas import COUNT, TEXT, limit, many, obj, payload
 from mediator.ops.service_operations import ServiceOperations
+from tests.harness.core import make_settings
 
 OWNER = Actor("ada", frozenset(Right), "socket")
 
@@ -64,7 +64,7 @@ async def test_payloads_need_their_own_right() -> None:
 
 
 async def test_the_login_of_nats_leaves_by_the_socket_alone() -> None:
-    settings = Settings.of(nats_url="nats://service:secret@nats.example:4222,nats://service:secret@second:4222")
+    settings = make_settings(nats_url="nats://service:secret@nats.example:4222,nats://service:secret@second:4222")
     operations, nothing = Operations(), cast(Any, None)
     operations.add_methods(ServiceOperations(nothing, settings, nothing, nothing, "nats://a:b@here", 0, ()))
     assert "service:secret@" in (await operations.run(OWNER, "endpoints", {}))["nats"]

@@ -9,7 +9,6 @@ import pytest
 
 from docs import generate
 from docs.generators import asyncapi, didcomm, metrics
-from mediator.config.settings import all_settings
 from mediator.config.sources import options
 from mediator.errors import BadRequestError
 from mediator.fields import Fields
@@ -17,6 +16,7 @@ from mediator.mailboxes.lanes import LANES
 from mediator.nats import requests
 from mediator.nats.editions.verbs import EditionVerbs
 from mediator.nats.verbs import SETTLE_VERBS, MailboxVerbs
+from mediator.parts import installed_settings
 from registry.api.doors import add_verbs
 from registry.records import NO_MEMORY
 
@@ -32,7 +32,7 @@ def test_a_generated_page_is_up_to_date(name: str) -> None:
 
 def test_every_setting_has_a_heading() -> None:
     page = (DOCS / "configuration.md").read_text(encoding="utf-8")
-    for path, field in options(all_settings()):
+    for path, field in options(installed_settings()):
         inner = getattr(field.annotation, "model_fields", {})
         for name in [".".join((*path, each)) for each in inner] or [".".join(path)]:
             assert f"### {name}\n" in page or f"## {name}" in page, name

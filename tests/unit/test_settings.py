@@ -13,6 +13,7 @@ from mediator.endpoint import Endpoint
 from mediator.errors import SetupError
 from mediator.mailboxes.bounds import Quota
 from mediator.mailboxes.lanes import Lane
+from mediator.parts import installed_settings
 
 NKEY = "U" + "A" * 55
 DOCS = Path(__file__).parents[2] / "docs"
@@ -34,12 +35,12 @@ def toml(tmp_path: Path, text: str) -> Path:
 
 def problems(config: Path | None = None, **flags: object) -> list[str]:
     with pytest.raises(SetupError) as caught:
-        Settings.load(config, **flags)
+        installed_settings().load(config, **flags)
     return str(caught.value).split("\n")
 
 
 def test_defaults_need_no_source(tmp_path: Path) -> None:
-    settings = Settings.load()
+    settings = installed_settings().load()
     assert settings.data_dir == tmp_path / "mediator-data"
     assert settings.nats == Endpoint("127.0.0.1", 4222)
     assert settings.http == Endpoint("127.0.0.1", 8080)
@@ -52,7 +53,7 @@ def test_each_source_wins_over_the_next(tmp_path: Path, monkeypatch: pytest.Monk
     config = toml(tmp_path, "max_pending = 1\nmax_waiting = 1\narchive_limit = 1\n")
     monkeypatch.setenv("MEDIATOR_MAX_PENDING", "2")
     monkeypatch.setenv("MEDIATOR_MAX_WAITING", "2")
-    settings = Settings.load(config, max_pending=3, max_waiting=None)
+    settings = installed_settings().load(config, max_pending=3, max_waiting=None)
     assert (settings.max_pending, settings.max_waiting, settings.archive_limit) == (3, 2, 1)
     assert settings.drain_seconds == 10
 
@@ -66,7 +67,7 @@ def test_tables_are_merged_and_lists_taken_whole(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("MEDIATOR_QUOTAS__TENANT_RATE", "2")
     monkeypatch.setenv("MEDIATOR_QUOTAS__MAILBOX_BYTES", "2")
     monkeypatch.setenv("MEDIATOR_TENANTS__ACME__USERS", f'[{{"name": "c", "nkey": "{NKEY}"}}]')
-    settings = Settings.load(config, quotas={"mailbox_bytes": 3})
+    settings = installed_settings().load(config, quotas={"mailbox_bytes": 3})
     quotas = settings.quotas
     assert (quotas.mailbox_rate, quotas.tenant_rate, quotas.mailbox_bytes, quotas.tenant_bytes) == (1, 2, 3, 0)
     assert [user.name for user in settings.tenants["acme"].users] == ["c"]
@@ -75,22 +76,22 @@ def test_tables_are_merged_and_lists_taken_whole(tmp_path: Path, monkeypatch: py
 def test_an_empty_variable_counts_as_not_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEDIATOR_DATABASE_URL", "")
     monkeypatch.setenv("MEDIATOR_CONFIG", "")
-    assert Settings.load().database_url is None
+    assert installed_settings().load().database_url is None
 
 
 def test_variables_of_other_programs_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     # Kubernetes sets these for a service named mediator.
     monkeypatch.setenv("MEDIATOR_PORT", "tcp://10.0.0.1:4222")
     monkeypatch.setenv("MEDIATOR_SERVICE_HOST", "10.0.0.1")
-    Settings.load()
+    installed_settings().load()
 
 
 def test_environment_names_the_file_and_a_flag_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = tmp_path / "other.toml"
     other.write_text("max_pending = 7\n")
     monkeypatch.setenv("MEDIATOR_CONFIG", str(other))
-    assert Settings.load().max_pending == 7
-    assert Settings.load(toml(tmp_path, "max_pending = 8\n")).max_pending == 8
+    assert installed_settings().load().max_pending == 7
+    assert installed_settings().load(toml(tmp_path, "max_pending = 8\n")).max_pending == 8
 
 
 WRONG = [
@@ -415,17 +416,17 @@ def test_options_that_contradict_each_other_are_refused(flags: dict[str, Any], l
     ],
 )
 def test_who_may_connect_without_credentials(flags: dict[str, Any], anonymous: bool) -> None:
-    assert Settings.load(**flags).anonymous is anonymous
+    assert installed_settings().load(**flags).anonymous is anonymous
 
 
 @pytest.mark.parametrize("hosts", ["h", "h:1", "h:1,i:2", "h,i", "[::1]:1,h:2", ""])
 def test_a_database_has_several_hosts(hosts: str) -> None:
     url = f"postgresql://u:a,b@{hosts}/d?target_session_attrs=read-write"
-    assert Settings.load(database_url=url).store_url == url
+    assert installed_settings().load(database_url=url).store_url == url
 
 
 def test_secrets_are_not_shown() -> None:
-    settings = Settings.load(
+    settings = installed_settings().load(
         database_url="postgresql://u:hidden@h/d", tenants={"a": {"users": [{"name": "u", "password": "hidden"}]}}
     )
     assert "hidden" not in f"{settings!r} {settings}"
@@ -433,12 +434,12 @@ def test_secrets_are_not_shown() -> None:
 
 
 def test_instance_follows_the_data_directory(tmp_path: Path) -> None:
-    one, again, two = (Settings.load(data_dir=tmp_path / name).instance for name in ("one", "one", "two"))
+    one, again, two = (installed_settings().load(data_dir=tmp_path / name).instance for name in ("one", "one", "two"))
     assert one == again != two
 
 
 def test_the_domain_gets_its_bounds_in_milliseconds() -> None:
-    settings = Settings.load(
+    settings = installed_settings().load(
         default_mailbox_ttl=2,
         default_ack_wait_ms=3000,
         claim_ms=7,
@@ -522,8 +523,8 @@ def test_malformed_endpoint_says_what_was_expected(text: str) -> None:
 
 @pytest.mark.rule("E4")
 def test_suggested_lives_are_by_lane_and_off() -> None:
-    assert Settings.load().editions.inbox_ttls == {}
-    chosen = Settings.load(editions={"urgent_ttl": 86_400, "notify_ttl": 1}).editions.inbox_ttls
+    assert installed_settings().load().editions.inbox_ttls == {}
+    chosen = installed_settings().load(editions={"urgent_ttl": 86_400, "notify_ttl": 1}).editions.inbox_ttls
     assert chosen == {Lane.URGENT: 86_400_000, Lane.LOW: 1000}
 
 

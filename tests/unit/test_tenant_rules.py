@@ -16,6 +16,7 @@ from mediator.tenants import rules
 from mediator.tenants.directory import ManagedLogin, TenantDirectory, claims_of, digest_of
 from mediator.tenants.records import Tenant, TenantToken, TenantUser, decode, encode
 from mediator.tenants.rules import SettingsClaims
+from tests.harness.core import make_settings
 
 NKEY = "U" + "A" * 55
 CLAIMS = SettingsClaims(names=frozenset({"default", "fixed"}), logins=frozenset({"bob"}), digests=frozenset({"ff"}))
@@ -149,7 +150,7 @@ def settings(tmp_path: Path) -> Settings:
         "api_tokens": ["x" * 16],
         "quotas": {"rate": 7, "subscriptions": 3},
     }
-    return Settings.of(data_dir=tmp_path, tenants={"fixed": fixed}, quotas={"tenant_rate": 50})
+    return make_settings(data_dir=tmp_path, tenants={"fixed": fixed}, quotas={"tenant_rate": 50})
 
 
 @pytest.mark.rule("S7")
@@ -212,8 +213,8 @@ def test_a_token_ends(settings: Settings) -> None:
 @pytest.mark.rule("A6")
 def test_accounts_follow_the_tenants(tmp_path: Path) -> None:
     options: dict[str, Any] = {"data_dir": tmp_path, "nats_url": "nats://host", "nats_accounts": True}
-    assert "set tenants.default.accounts" in claims_of(Settings.of(**options)).why_none
-    settings = Settings.of(**options, tenants={"default": {"accounts": ["MAIN"]}})
+    assert "set tenants.default.accounts" in claims_of(make_settings(**options)).why_none
+    settings = make_settings(**options, tenants={"default": {"accounts": ["MAIN"]}})
     assert not claims_of(settings).why_none
     made = directory(settings, revision=0)
     accounts_of = make_account_map(settings, made)
@@ -235,5 +236,5 @@ def test_accounts_follow_the_tenants(tmp_path: Path) -> None:
 
 
 def test_without_accounts_there_are_no_tenants(tmp_path: Path) -> None:
-    settings = Settings.of(data_dir=tmp_path, nats_url="nats://host")
+    settings = make_settings(data_dir=tmp_path, nats_url="nats://host")
     assert "set nats_accounts" in claims_of(settings).why_none

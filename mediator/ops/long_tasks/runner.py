@@ -25,7 +25,7 @@ TASK_SECONDS: Final = 6 * 3600.0
 """After which a task is ended."""
 MAX_LINE: Final = 4 << 20
 """Bytes of a line of the child that are read."""
-_PROGRAM: Final = (sys.executable, "-P", "-m", "mediator.ops.long_tasks.child")
+_PROGRAM: Final = (sys.executable, "-P", "-m", "mediator.long_task")
 _log = structlog.get_logger("tasks")
 
 
@@ -70,7 +70,7 @@ class LongTasks:
         return self._last.get(name)
 
     def start(self, name: str, **arguments: Any) -> LongTask:
-        """Start a task of :data:`mediator.ops.long_tasks.child.TASKS`.
+        """Start a task of :data:`mediator.long_task.TASKS`.
 
         Raises :class:`AlreadyRunningError` while one runs, and :class:`UnavailableError` once the service stops.
         """
@@ -148,7 +148,7 @@ class _Output:
 
 
 def settings_as_json(settings: Settings) -> Any:
-    """Return the settings as JSON has them, secrets in clear: for :meth:`Settings.of` in the child."""
+    """Return the settings as JSON has them, secrets in clear: for the child."""
     # What follows from the machine might differ in the child.
     return _jsonable({**settings.model_dump(exclude_unset=True), "instance": settings.instance})
 

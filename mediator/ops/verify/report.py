@@ -11,7 +11,6 @@ from mediator.ops.verify.checks import Damage, Place, SkippedError, VerifyCheck
 from mediator.ops.verify.journal import Journal
 from mediator.ops.verify.mailboxes import mailbox_checks
 from mediator.ops.verify.schema import PAGES, SCHEMA, Pages, Schema
-from mediator.parts import find_parts
 from mediator.store.snapshots import open_snapshots
 
 
@@ -54,18 +53,14 @@ class VerifyReport:
         }
 
 
-def all_checks(settings: Settings) -> Sequence[VerifyCheck]:
+def all_checks(settings: Settings, of_parts: Sequence[VerifyCheck]) -> Sequence[VerifyCheck]:
     """Return the checks of the core and of the parts."""
-    return [
-        Schema(),
-        Pages(),
-        *mailbox_checks(),
-        *(check for part in find_parts() for check in part.verify_checks(settings)),
-        Journal(),
-    ]
+    return [Schema(settings.migrations_of_parts), Pages(), *mailbox_checks(), *of_parts, Journal()]
 
 
-def verify(settings: Settings, on_progress: Callable[[str, float], None]) -> VerifyReport:
+def verify(
+    settings: Settings, checks_of_parts: Sequence[VerifyCheck], on_progress: Callable[[str, float], None]
+) -> VerifyReport:
     """Check the database and the journal of an installation, which are only read, whether a service runs or not.
 
     ``on_progress`` is told the title of each check and which part of all is done, from 0 to 1. Raises
@@ -73,7 +68,7 @@ def verify(settings: Settings, on_progress: Callable[[str, float], None]) -> Ver
     """
     report = VerifyReport()
     began = perf_counter()
-    checks = all_checks(settings)
+    checks = all_checks(settings, checks_of_parts)
     database = open_snapshots(settings.data_dir, settings.store_url)
     try:
         place = Place(database, settings.data_dir)

@@ -1,6 +1,7 @@
 """The checks of the database as a whole: its pages, and whether it has the tables of this version."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from peewee import SqliteDatabase
 
@@ -53,25 +54,29 @@ class Schema(VerifyCheck):
     title = SCHEMA.code
     kinds = (SCHEMA, FOREIGN)
 
+    def __init__(self, migrations_of_parts: Mapping[str, Path]) -> None:
+        """``migrations_of_parts`` are those of :func:`mediator.store.migrate.migrate`."""
+        self._migrations = migrations_of_parts
+
     def run(self, place: Place, progress: Progress) -> Iterator[Damage]:
         """See :class:`VerifyCheck`."""
-        missing = missing_from(place.database)
+        missing = _find_missing(place.database, self._migrations)
         if missing:
             found = Damage(SCHEMA)
             found.add(len(missing), missing)
             yield found
-        foreign = place.database.foreign_objects()
+        foreign = place.database.foreign_objects(self._migrations)
         if foreign:
             found = Damage(FOREIGN)
             found.add(len(foreign), foreign)
             yield found
 
 
-def missing_from(database: Snapshots) -> list[str]:
+def _find_missing(database: Snapshots, migrations_of_parts: Mapping[str, Path]) -> list[str]:
     """Return which tables, columns and indexes of this version a database lacks."""
     empty = SqliteDatabase(":memory:")
     with empty:
-        migrate(empty)
+        migrate(empty, migrations_of_parts)
         wanted = SqliteSnapshots(empty.connection())
         columns, indexes = wanted.columns(), wanted.indexes()
     # SQLite keeps numbers of its own; PostgreSQL has no column for a row's place.

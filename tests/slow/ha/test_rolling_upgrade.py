@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from mediator.config.settings import Settings
 from mediator.ops.verify.report import verify
 from mediator.store import migrate
 from tests.harness.client import Client
+from tests.harness.core import make_settings
 from tests.harness.load import Load
 from tests.harness.postgres import Server
 from tests.harness.service import Services
@@ -100,5 +100,5 @@ async def test_instances_are_upgraded_one_by_one(
     for instance in instances:
         instance.terminate()
         assert await instance.ended() == 0
-    settings = Settings.of(data_dir=tmp_path / "one-data", database_url=url)
+    settings = make_settings(data_dir=tmp_path / "one-data", database_url=url)
     assert verify(settings, lambda _title, _part: None).damage == []

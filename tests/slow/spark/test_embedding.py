@@ -16,7 +16,6 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
-from mediator.config.settings import Settings
 from mediator.errors import BadRequestError, SetupError, UnavailableError
 from pipeline.embedding import run, tables
 from pipeline.embedding.catalogs import files_of
@@ -35,6 +34,7 @@ from registry.embedding.models import DEFAULT_MODEL, PACKED, ModelShare, join_mo
 from registry.embedding.texts import TEMPLATE, card_texts
 from registry.embedding.worker import OnnxModel
 from registry.index.vectors import pack_rows, unpack_rows
+from tests.harness.core import make_settings
 from tests.harness.models import copy_model, exports, mirror, spoil, wants_models
 from tests.harness.service import Service, Services
 
@@ -183,7 +183,7 @@ def test_a_second_run_encodes_only_what_is_left(
 def test_registered_agents_are_embedded_for_a_second_model(place: Place, spark: SparkSession, tmp_path: Path) -> None:
     place.put(*(card(f"c.{number}") for number in range(3)))
     other = place.model(mirror(copy_model(tmp_path / "other")))
-    settings = Settings.of(data_dir=place.service.data_dir)
+    settings = make_settings(data_dir=place.service.data_dir)
 
     def embed() -> run.EmbedResult:
         return run.embed_registered(spark, place.lake, database_options(settings), other, place.handed)

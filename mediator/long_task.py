@@ -1,4 +1,4 @@
-"""The child process of a long task: ``python -m mediator.ops.long_tasks.child`` with a request on standard input.
+"""The child process of a long task: ``python -m mediator.long_task`` with a request on standard input.
 
 It writes lines of JSON: ``{"step": …, "part": …}`` while it works, then ``{"result": …}`` or ``{"error": …}``.
 """
@@ -17,6 +17,7 @@ from mediator.config.settings import Settings
 from mediator.errors import MediatorError
 from mediator.ops.backup import backup
 from mediator.ops.verify.report import verify
+from mediator.parts import backup_scope, installed_settings, verify_checks
 
 TELL_SECONDS = 0.2
 """Between two lines of progress."""
@@ -28,6 +29,7 @@ def _back_up(settings: Settings, arguments: Mapping[str, Any], tell: Tell) -> di
     file = Path(arguments["file"])
     manifest = backup(
         settings,
+        backup_scope(settings),
         file,
         with_keys=arguments["with_keys"],
         on_progress=lambda what, done, total: tell(what, done / total if total else 1.0),
@@ -38,7 +40,7 @@ def _back_up(settings: Settings, arguments: Mapping[str, Any], tell: Tell) -> di
 
 
 def _verify(settings: Settings, _arguments: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
-    return verify(settings, tell).as_dict()
+    return verify(settings, verify_checks(settings), tell).as_dict()
 
 
 TASKS: Mapping[str, Callable[[Settings, Mapping[str, Any], Tell], dict[str, Any]]] = {
@@ -61,7 +63,7 @@ def main() -> None:
             _write({"step": step, "part": part})
 
     try:
-        result = TASKS[request["task"]](Settings.of(**request["settings"]), request["arguments"], tell)
+        result = TASKS[request["task"]](installed_settings()(**request["settings"]), request["arguments"], tell)
     except MediatorError as error:
         _write({"error": str(error)})
         sys.exit(1)
