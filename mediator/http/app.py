@@ -38,7 +38,6 @@ HEALTH_PATHS = frozenset({"/livez", "/readyz", "/metrics"})
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _HEALTH = web.AppKey("health", Health)
-_REGISTRY = web.AppKey("registry", CollectorRegistry)
 SECONDS = web.AppKey("seconds", float)
 _LIMIT = web.RequestKey("limit", asyncio.Timeout)
 # Probes and scrapers must not get an old response from a proxy.
@@ -47,10 +46,39 @@ _FRESH = {"Cache-Control": "no-store"}
 _log = structlog.get_logger(__name__)
 
 
+class Exposition:
+    """The text of /metrics. Making it takes time, and anybody may ask: who does so without end gets an older one."""
+
+    BURST = 0.5
+    """Seconds that may be spent at once."""
+    SHARE = 0.1
+    """Of all time that may be spent."""
+
+    def __init__(self, registry: CollectorRegistry, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._registry = registry
+        self._clock = clock
+        self._text: bytes | None = None
+        self._spent = 0.0
+        self._at = clock()
+
+    def text(self) -> bytes:
+        """Return the series as they are, or as they were moments ago."""
+        began = self._clock()
+        self._spent = max(0.0, self._spent - (began - self._at) * self.SHARE)
+        self._at = began
+        if self._text is None or self._spent < self.BURST:
+            self._text = generate_latest(self._registry)
+            self._spent += self._clock() - began
+        return self._text
+
+
+_EXPOSITION = web.AppKey("exposition", Exposition)
+
+
 def build_app(health: Health, registry: CollectorRegistry, request_seconds: float = REQUEST_SECONDS) -> web.Application:
     """Make the application with /livez, /readyz and /metrics; ``health`` joins ``registry``."""
     app = web.Application(middlewares=[_log_requests, _answer_errors], client_max_size=MAX_BODY)
-    app[_HEALTH], app[_REGISTRY], app[SECONDS] = health, registry, request_seconds
+    app[_HEALTH], app[_EXPOSITION], app[SECONDS] = health, Exposition(registry), request_seconds
     registry.register(health)
     app.router.add_get("/livez", _livez)
     app.router.add_get("/readyz", _readyz)
@@ -102,7 +130,7 @@ async def _readyz(request: web.Request) -> web.Response:
 async def _metrics(request: web.Request) -> web.Response:
     # A scrape asks the checks, so that an alert needs no second probe.
     await request.app[_HEALTH].report()
-    body = generate_latest(request.app[_REGISTRY])
+    body = request.app[_EXPOSITION].text()
     return web.Response(body=body, headers={**_FRESH, "Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 
 

@@ -3,17 +3,19 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.registry import Collector
 
 from mediator.endpoint import Endpoint
 from mediator.errors import NoSuchMailboxError, QuotaExceededError, SetupError, UnavailableError
-from mediator.http.app import MAX_BODY, build_app
+from mediator.http.app import MAX_BODY, Exposition, build_app
 from mediator.http.health import Health
 from mediator.http.server import MAX_HEADER, MAX_HEADERS, MAX_LINE, HttpServer
 from mediator.ops.metrics import Metrics
@@ -197,6 +199,26 @@ async def test_metrics_show_the_readiness_of_the_moment() -> None:
         _, text = await door.get("/metrics")
         assert "mediator_ready 0.0\n" in text
         assert 'mediator_check_ok{check="store"} 0.0\n' in text
+
+
+def test_who_asks_for_metrics_without_end_takes_a_tenth() -> None:
+    now, made = [0.0], []
+
+    class Slow(Collector):
+        def collect(self) -> Iterator[Metric]:
+            now[0] += 0.1
+            made.append(now[0])
+            return iter(())
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Slow())
+    made.clear()
+    exposition = Exposition(registry, lambda: now[0])
+    for _ in range(10_000):
+        exposition.text()
+        now[0] += 0.001
+    assert 10 <= len(made) <= 5 + 0.1 * now[0] / 0.1 + 1
+    assert now[0] - made[-1] <= 1
 
 
 async def test_an_error_of_ours_answers_its_status_and_code() -> None:
