@@ -46,18 +46,18 @@ class HandedReply:
             start = end
         return None
 
-    def beyond(self, marks: Sequence[int]) -> "HandedReply | None":
-        """Return the reply without what stands up to the marks of each lane; None: nothing is left."""
-        return self._left([part[bisect_right(part, marks[lane]) :] for lane, part in self._parts()])
+    def is_within(self, marks: Sequence[int]) -> bool:
+        """Whether all of it stands up to the marks of each lane."""
+        start = 0
+        for end, mark in zip(self.ends, marks, strict=True):
+            if start < end and self.ids[end - 1] > mark:
+                return False
+            start = end
+        return True
 
     def without(self, covered: Callable[[Lane, int], bool]) -> "HandedReply | None":
         """Return the reply without what is covered; None: nothing is left."""
-        return self._left([tuple([i for i in part if not covered(lane, i)]) for lane, part in self._parts()])
-
-    def _parts(self) -> Iterator[tuple[Lane, tuple[int, ...]]]:
-        return ((lane, self.of_lane(lane)) for lane in LANES)
-
-    def _left(self, parts: Sequence[tuple[int, ...]]) -> "HandedReply | None":
+        parts = [tuple([i for i in self.of_lane(lane) if not covered(lane, i)]) for lane in LANES]
         ends = tuple(accumulate(map(len, parts)))
         if ends[-1] == len(self.ids):
             return self
@@ -193,20 +193,39 @@ class Claims:
         group.several = group.several or len(group.consumers) > 1
         self._keep_bounds(group_no, group)
 
-    def acknowledge(self, group_no: int, connection: str, covered: Callable[[HandedReply], HandedReply | None]) -> None:
-        """Note an ACK of a connection; ``covered`` takes from a reply what it covers."""
+    def acknowledge(self, group_no: int, connection: str, covers: Callable[[Lane, int], bool]) -> None:
+        """Note an ACK of a connection, and what it covers."""
         group = self._groups.get(group_no)
         if group is None:
             return
         group.acks += 1
         before = group.consumers.get(connection)
         if before is not None and before.replies:
-            left = (covered(reply) for reply in before.replies)
-            replies = tuple([reply for reply in left if reply is not None])
-            if replies:
-                self._change(group_no, group, connection, replace(before, replies=replies))
-            else:
-                self.forget(group_no, connection)
+            left = (reply.without(covers) for reply in before.replies)
+            self._keep(group_no, group, connection, before, [reply for reply in left if reply is not None])
+
+    def acknowledge_up_to(self, group_no: int, connection: str, marks: Sequence[int]) -> None:
+        """Note an ACK of the only connection of a group, which settles each lane up to a mark.
+
+        A reply is kept whole until all of it is settled: nobody is handed what is settled, so it hides nothing.
+        """
+        group = self._groups.get(group_no)
+        if group is None:
+            return
+        group.acks += 1
+        before = group.consumers.get(connection)
+        if before is not None:
+            left = [reply for reply in before.replies if not reply.is_within(marks)]
+            if len(left) < len(before.replies):
+                self._keep(group_no, group, connection, before, left)
+
+    def _keep(
+        self, group_no: int, group: GroupClaims, connection: str, before: Consumer, replies: Sequence[HandedReply]
+    ) -> None:
+        if replies:
+            self._change(group_no, group, connection, replace(before, replies=tuple(replies)))
+        else:
+            self.forget(group_no, connection)
 
     def forget(self, group_no: int, connection: str | None = None) -> None:
         """Forget a connection in a group, None: all of them."""

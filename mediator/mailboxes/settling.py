@@ -44,8 +44,8 @@ def ack_all(tx: Transaction, requests: Sequence[Ack], now: int) -> list[int]:
     group = tx.groups.find(mailbox, first.group)
     if group is None:
         return [0] * len(requests)
-    connections = {request.connection for request in requests}
-    if len(connections) > 1 or group.shared or tx.claims.have_several(group.no, first.connection):
+    mixed = len(requests) > 1 and any(request.connection != first.connection for request in requests)
+    if mixed or group.shared or tx.claims.have_several(group.no, first.connection):
         return [_ack_shared(tx, mailbox, group, request, now) for request in requests]
     before = group.settled
     settling = _Settling(tx, mailbox, group, requests, now)
@@ -56,10 +56,9 @@ def ack_all(tx: Transaction, requests: Sequence[Ack], now: int) -> list[int]:
     settling.finish(steps)
     for step in steps:
         _tell_done(tx, mailbox, group, step.done, now)
-    done = [handle for step in steps for handle in step.done]
-    if settling.removes and done:
+    if settling.removes and (done := [handle for step in steps for handle in step.done]):
         tx.messages.remove(mailbox, done)
-    tx.claims.acknowledge(group.no, first.connection, lambda reply: reply.beyond(settling.marks))
+    tx.claims.acknowledge_up_to(group.no, first.connection, settling.marks)
     return [len(step.done) for step in steps]
 
 
@@ -95,7 +94,7 @@ def _ack_shared(tx: Transaction, mailbox: Mailbox, group: Group, request: Ack, n
     _tell_done(tx, mailbox, group, done, now)
     if done and mailbox.retention is Retention.UNTIL_ACK:
         tx.messages.remove(mailbox, done)
-    tx.claims.acknowledge(group.no, request.connection, lambda reply: reply.without(coverage.covers))
+    tx.claims.acknowledge(group.no, request.connection, coverage.covers)
     return len(done)
 
 
@@ -184,6 +183,7 @@ class _Coverage:
 
 
 _msg_id = attrgetter("msg_id")
+_NOTHING = [-1] * len(LANES)
 
 
 @dataclass(slots=True)
@@ -217,7 +217,7 @@ class _Settling:
         """Whether a message goes with its first ACK."""
         self.ended: set[int] = set()
         """The leases that go."""
-        self.marks = [-1] * len(LANES)
+        self.marks: Sequence[int] = _NOTHING
         """How far the ACKs cover each lane."""
 
     def step(self, ids: Sequence[int]) -> _Step:
@@ -246,7 +246,8 @@ class _Settling:
                 covered = group.covered_by(lane, msg_id, no_lease, every=unknown)
                 marks = covered if marks is None else [max(pair) for pair in zip(marks, covered, strict=True)]
         if marks is not None:
-            self.marks = [max(pair) for pair in zip(self.marks, marks, strict=True)]
+            before = self.marks
+            self.marks = marks if before is _NOTHING else [max(pair) for pair in zip(before, marks, strict=True)]
             self._cover(step, marks)
         return step
 
