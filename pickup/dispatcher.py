@@ -16,13 +16,15 @@ from pickup.broker import MediationBroker
 from pickup.mediation import replays
 from pickup.mediation.records import Connection, Generation
 from pickup.mediation.replays import CLOCK_SKEW, SeenEnvelope
-from pickup.message import DidcommMessage, Json, ReplyMessage
+from pickup.message import DidcommMessage, Json, MessageType, ReplyMessage
 from pickup.problem_reports import is_report, report
 
 if TYPE_CHECKING:
     from pickup.context import DidcommContext
 
 
+EMPTY = "empty"
+"""Family and name of the message that carries headers alone."""
 MAX_ROUTES = 64
 """Callers whose return route one channel remembers."""
 MAX_THREADS = 8
@@ -218,7 +220,7 @@ class Dispatcher:
             if request.caller is None:
                 raise
             return self.refuse(request, error)
-        return [] if request.caller is None else list(replies)
+        return [] if request.caller is None else _acknowledged(request.message, list(replies))
 
     def _entry(self, request: InboundRequest) -> _Registration:
         message = request.message
@@ -237,6 +239,27 @@ class Dispatcher:
             return []
         request.context.metrics.reported(error.code)
         return [report(request.message, error)]
+
+
+def _acknowledged(message: DidcommMessage, replies: list[ReplyMessage]) -> list[ReplyMessage]:
+    """Add the acknowledgement that a message asks for (DIDComm v2.1 §ACKs, RFC 0317).
+
+    A mediator acknowledges no forward, and a message that is only an acknowledgement itself, or a report, gets none:
+    that could go on for ever.
+    """
+    type = message.type
+    if not message.please_ack or type.name == "forward" or is_report(type):
+        return replies
+    if replies:
+        # In v1 every reply is an acknowledgement of itself (RFC 0015 §implicit acks).
+        replies[0].ack = (*replies[0].ack, message.id)
+    elif type.name != "ack" and "ack" not in message.raw:
+        if message.generation is Generation.V1:
+            done = MessageType(type.prefix, "notification", 1, 0, "ack")
+            return [ReplyMessage(done, {"status": "OK"}, thid=message.thread)]
+        empty = MessageType(type.prefix, EMPTY, 1, 0, EMPTY)
+        return [ReplyMessage(empty, thid=message.thread, ack=[message.id])]
+    return replies
 
 
 def check_expiry(request: InboundRequest) -> None:

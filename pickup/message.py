@@ -109,6 +109,8 @@ class DidcommMessage:
     from_prior: str | None = None
     """v2: the JWT of a rotated DID, not verified (D14)."""
     to: tuple[str, ...] = ()
+    please_ack: bool = False
+    """Whether its sender asks for an acknowledgement of this message (DIDComm v2.1 §ACKs, RFC 0317)."""
     created_time: int | None = None
     """v2: Unix seconds; None also for what is no time."""
     expires_time: int | None = None
@@ -160,12 +162,25 @@ def _read_v1(raw: Mapping[str, Any]) -> DidcommMessage:
         pthid=thread.optional_text("pthid", MAX_ID),
         return_route=StrictFields(transport).optional_text("return_route", MAX_ID),
         return_route_thread=StrictFields(transport).optional_text("return_route_thread", MAX_ID),
+        please_ack=_asks_for_ack(raw),
     )
+
+
+def _asks_for_ack(raw: Mapping[str, Any]) -> bool:
+    """Read ``~please_ack``; what we do is done when we answer, so receipt and outcome are one."""
+    if raw.get("~please_ack") is None:
+        return False
+    on = _object(raw, "~please_ack").get("on", ["RECEIPT"])
+    if not isinstance(on, list):
+        raise BadRequestError("~please_ack", "expected a list in on")
+    return "RECEIPT" in on or "OUTCOME" in on
 
 
 def _read_v2(raw: Mapping[str, Any]) -> DidcommMessage:
     fields = StrictFields(raw)
-    to = raw.get("to")
+    to, asked = raw.get("to"), raw.get("please_ack")
+    if asked is not None and not (isinstance(asked, list) and all(isinstance(id, str) for id in asked)):
+        raise BadRequestError("please_ack", "expected a list of message ids")
     if to is not None and not (isinstance(to, list) and all(isinstance(did, str) for did in to)):
         raise BadRequestError("to", "expected a list of DIDs")
     return DidcommMessage(
@@ -181,6 +196,8 @@ def _read_v2(raw: Mapping[str, Any]) -> DidcommMessage:
         from_did=fields.optional_text("from", MAX_FROM),
         from_prior=fields.optional_text("from_prior", MAX_FROM_PRIOR),
         to=tuple(to or ()),
+        # The empty text stands for the message itself; which ones came before is not remembered.
+        please_ack=bool({"", raw["id"]}.intersection(asked or ())),
         created_time=_seconds(raw.get("created_time")),
         expires_time=parse_time(raw, "expires_time"),
     )

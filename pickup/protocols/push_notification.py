@@ -1,6 +1,7 @@
 """Push notifications 1.0 by FCM (RFC 0734) and APNs (RFC 0699): registers the phone to notify."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from mediator.errors import BadRequestError, NotEnrolledError
 from pickup.dispatcher import Dispatcher, InboundRequest
@@ -31,7 +32,8 @@ async def set_device(request: InboundRequest) -> Sequence[ReplyMessage]:
     device = _device(request)
     if not request.repeated:
         request.connection = await request.mediation.set_push_device(connection, device)
-    return [request.reply("ack", {"status": "OK"})]
+    # It can come at more than one step, so it says of which message it is (DIDComm v2.1 §ACKs).
+    return [replace(request.reply("ack", {"status": "OK"}), ack=[request.message.id])]
 
 
 async def get_device(request: InboundRequest) -> Sequence[ReplyMessage]:

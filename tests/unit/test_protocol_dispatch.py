@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -148,6 +149,92 @@ def test_a_message_has_one_handler() -> None:
 async def test_a_minor_version_up_to_the_newest_is_spoken(door: Door, version: str, spoken: bool) -> None:
     answer = await (await door.connect(1)).ask(f"out-of-band/{version}/handshake-reuse", pthid="none")
     assert (answer.problem[0] != "e.p.msg.unsupported") is spoken
+
+
+# Acknowledgements.
+
+ASKS = {V1: {"~please_ack": {"on": ["RECEIPT"]}}, V2: {"please_ack": [""]}}
+QUIET = {V1: "trust_ping/1.0/ping", V2: "trust-ping/2.0/ping"}
+
+
+@both
+@pytest.mark.rule("D12")
+async def test_what_has_no_reply_is_acknowledged_when_asked_for(door: Door, generation: Generation) -> None:
+    peer = await door.connect(1, generation)
+    assert await peer.tell(QUIET[generation], {"response_requested": False}) == []
+    answer = await peer.ask(QUIET[generation], {"response_requested": False}, thid="t", **ASKS[generation])
+    assert answer.thid == "t"
+    if generation is V1:
+        assert (answer.type, answer.body) == (f"{DIDCOMM}notification/1.0/ack", {"status": "OK"})
+    else:
+        assert (answer.type, answer.body) == (f"{DIDCOMM}empty/1.0/empty", {})
+        assert answer.raw["ack"] == [peer.last]
+
+
+@pytest.mark.rule("D12")
+@pytest.mark.parametrize(
+    ("asked", "told"), [([""], True), (["message-1"], True), (["older", ""], True), (["older"], False), ([], False)]
+)
+async def test_the_natural_reply_acknowledges(door: Door, asked: list[str], told: bool) -> None:
+    """The appropriate response is the next natural message in the protocol, with an `ack` header added."""
+    answer = await (await door.connect(1, V2)).ask(QUIET[V2], please_ack=asked)
+    assert answer.name == "ping-response"
+    assert answer.raw.get("ack") == (["message-1"] if told else None)
+
+
+@pytest.mark.rule("D12")
+async def test_a_natural_reply_of_v1_is_acknowledgement_enough(door: Door) -> None:
+    answer = await (await door.connect(1, V1)).ask(QUIET[V1], **ASKS[V1])
+    assert answer.name == "ping_response"
+    assert "ack" not in answer.raw
+
+
+@pytest.mark.rule("D12")
+@pytest.mark.parametrize(
+    ("generation", "type", "more"),
+    [
+        (V1, "notification/1.0/ack", {}),
+        (V1, "report-problem/1.0/problem-report", {}),
+        (V2, "empty/1.0/empty", {"ack": ["a"]}),
+        (V2, "trust-ping/2.0/ping-response", {"ack": ["a"]}),
+        (V2, "report-problem/2.0/problem-report", {}),
+    ],
+)
+async def test_an_acknowledgement_is_not_acknowledged(
+    door: Door, generation: Generation, type: str, more: dict[str, Any]
+) -> None:
+    """Implementations MUST take reasonable steps to avoid an infinite circle of ACKs."""
+    peer = await door.connect(1, generation)
+    assert await peer.tell(type, pthid="t", **ASKS[generation], **more) == []
+
+
+@pytest.mark.rule("D12")
+async def test_a_refusal_acknowledges_once(door: Door) -> None:
+    answer = await (await door.connect(1, V2)).ask("nonsense/1.0/x", **ASKS[V2])
+    assert (answer.name, answer.raw["ack"]) == ("problem-report", ["message-1"])
+
+
+@pytest.mark.rule("D12")
+@pytest.mark.parametrize(
+    ("generation", "more"),
+    [
+        (V1, {"~please_ack": []}),
+        (V1, {"~please_ack": {"on": "RECEIPT"}}),
+        (V2, {"please_ack": True}),
+        (V2, {"please_ack": [7]}),
+    ],
+)
+async def test_a_wrong_request_to_acknowledge_is_named(
+    door: Door, generation: Generation, more: dict[str, Any]
+) -> None:
+    answer = await (await door.connect(1, generation)).ask(QUIET[generation], **more)
+    assert "please_ack: expected" in answer.problem[1]
+
+
+@pytest.mark.rule("D12")
+async def test_an_empty_message_is_taken(door: Door) -> None:
+    assert await (await door.connect(1, V2)).tell("empty/1.0/empty") == []
+    assert door.meter("mediator_didcomm_problem_reports_total", code="unsupported_message") == 0
 
 
 def codes(error: type[MediatorError]) -> set[str]:

@@ -120,6 +120,7 @@ EVERY = {
     "didexchange/1.1",
     "discover-features/1.0",
     "discover-features/2.0",
+    "empty/1.0",
     "message-pickup/4.0",
     "messagepickup/1.0",
     "messagepickup/2.0",
