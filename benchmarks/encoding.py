@@ -9,8 +9,8 @@ from statistics import median, quantiles
 
 from benchmarks.bench import Bench, ResultRow, at_least, at_most, number
 from registry.embedding.encoder import Encoder
-from registry.embedding.local import LocalModel, Worker, start_worker
-from registry.embedding.models import DEFAULT_MODEL, find_model, fingerprinted
+from registry.embedding.local import LocalModel
+from registry.embedding.models import DEFAULT_MODEL
 from registry.embedding.worker import FLOAT32
 from tests.harness.models import reference_folder
 
@@ -30,15 +30,16 @@ def run(bench: Bench) -> Iterator[ResultRow]:
 
 async def _measure(bench: Bench) -> list[ResultRow]:
     bench.status("the model is loaded")
-    packed, weights = find_model(DEFAULT_MODEL), fingerprinted(reference_folder())
     began = time.perf_counter()
     encoder = Encoder(LocalModel(DEFAULT_MODEL, bench.folder / "cache"), "bench")
     await encoder.start()
     await encoder.wait_ready()
     ready = time.perf_counter() - began
-    reference = await start_worker(weights, "the reference", bench.folder / "empty", FLOAT32)
+    reference = LocalModel(str(reference_folder()), bench.folder / "empty")
+    await reference.start(FLOAT32)
     began = time.perf_counter()
-    fast = await start_worker(packed, DEFAULT_MODEL, bench.folder / "cache", "")
+    fast = LocalModel(DEFAULT_MODEL, bench.folder / "cache")
+    await fast.start("")
     again = time.perf_counter() - began
     assert (reference.runs, fast.runs) == ("reference", "onnx")
     idle = _memory(fast), _memory(reference)
@@ -68,20 +69,20 @@ async def _measure(bench: Bench) -> list[ResultRow]:
     ]
 
 
-async def _cards(worker: Worker, seconds: float, seed: int) -> float:
+async def _cards(worker: LocalModel, seconds: float, seed: int) -> float:
     texts, done = _texts(seed, CARD_WORDS), 0
     began = time.perf_counter()
     while (spent := time.perf_counter() - began) < seconds:
-        await worker.encode([next(texts) for _ in range(BATCH)])
+        await worker.encode([next(texts) for _ in range(BATCH)], urgent=False)
         done += BATCH
     return done / spent
 
 
-async def _queries(worker: Worker, seconds: float, seed: int) -> float:
+async def _queries(worker: LocalModel, seconds: float, seed: int) -> float:
     texts, spent = _texts(seed, QUERY_WORDS), []
     until = time.perf_counter() + seconds
     while (began := time.perf_counter()) < until:
-        await worker.encode([next(texts)])
+        await worker.encode([next(texts)], urgent=True)
         spent.append(time.perf_counter() - began)
     return median(spent) * 1000
 
@@ -111,7 +112,7 @@ def _texts(seed: int, words: int) -> Iterator[str]:
         yield " ".join(chosen.choices(vocabulary, k=chosen.randint(words // 2, words * 3 // 2)))
 
 
-def _memory(worker: Worker) -> int:
+def _memory(worker: LocalModel) -> int:
     """Return the resident memory of a process in MiB, its share of shared pages included."""
-    lines = Path(f"/proc/{worker.pid}/status").read_text().splitlines()
+    lines = Path(f"/proc/{worker.pids[0]}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) // 1024

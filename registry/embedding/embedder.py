@@ -12,7 +12,7 @@ from mediator.broker import Broker
 from mediator.errors import BadRequestError, MediatorError, UnavailableError
 from mediator.store.base import Transaction
 from registry.cards.card import read_card
-from registry.embedding.encoder import TextEncoder
+from registry.embedding.encoder import Encoder
 from registry.embedding.texts import card_texts
 from registry.index.vectors import pack_rows
 from registry.records import CardVectors, UnembeddedCard
@@ -52,7 +52,7 @@ class _Batch:
 class CardEmbedder:
     """Embeds cards in the background. Used on the event loop."""
 
-    def __init__(self, broker: Broker, encoder: TextEncoder, incomplete: Callable[[], bool], *, shared: bool) -> None:
+    def __init__(self, broker: Broker, encoder: Encoder, incomplete: Callable[[], bool], *, shared: bool) -> None:
         """``incomplete``: whether some cards have no vectors; ``shared``: whether other instances use the database."""
         self._broker = broker
         self._encoder = encoder

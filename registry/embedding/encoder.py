@@ -1,11 +1,16 @@
-"""Encodes texts to vectors with a worker, a process here or a server elsewhere, which it starts, watches, restarts."""
+"""Encodes texts to vectors with a model that runs in a process here or on a server, which it starts, watches, restarts.
+
+Queries go before cards; both queues are bounded. Several models can run as one: the cosine of two joined vectors is the
+weighted mean of the models' own cosines, so index, store and a change of models see one model with more dimensions.
+"""
 
 import asyncio
 import contextlib
 import hashlib
+from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
-from typing import Final, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Final, TypeVar
 
 import numpy as np
 import structlog
@@ -13,413 +18,15 @@ from numpy.typing import NDArray
 
 from mediator.errors import BusyError, UnavailableError
 from mediator.system.extras import install_command
-from registry.embedding.models import DEFAULT_MODEL, EmbeddingSpace, ModelShare, split_model
+from registry.embedding.models import DEFAULT_MODEL, EmbeddingSpace, ModelShare
 
 MAX_TEXT: Final = 32_768
 """Characters of a text that are encoded; models truncate far earlier."""
 MAX_QUERY_TEXTS: Final = 32
 
 _CACHED: Final = 1024  # vectors of queries
-SHORTEST_PAUSE: Final = 0.5  # seconds until a worker that died is started again
-_STABLE: Final = 60.0  # seconds after which a worker's death resets the back-off
-
-log = structlog.get_logger("encoder")
-
-
-class AwayError(Exception):
-    """A worker cannot be started for now, and nothing is known to be wrong here."""
-
-
-class EmbeddingWorker(Protocol):
-    """What encodes: a process with a model, or a server."""
-
-    @property
-    def runs(self) -> str:
-        """``onnx`` and ``reference`` are run here, ``remote`` elsewhere."""
-
-    @property
-    def pid(self) -> int | None:
-        """The process id; None for a server."""
-
-    @property
-    def fingerprint(self) -> str:
-        """As of :class:`EmbeddingSpace`, like the next two."""
-
-    @property
-    def precision(self) -> str: ...  # noqa: D102
-
-    @property
-    def dims(self) -> int: ...  # noqa: D102
-
-    @property
-    def batch_texts(self) -> int:
-        """Texts of cards to encode together, for which a query may have to wait."""
-
-    @property
-    def attempts(self) -> int:
-        """How many workers texts of cards are given to, each after the death of the former, until they are blamed."""
-
-    async def encode(self, texts: list[str], *, urgent: bool) -> NDArray[np.float32]:
-        """Return normalised vectors, (texts, dims); ``urgent``: a query waits for them.
-
-        Raises ValueError when the model refuses the texts, OSError when the worker is gone.
-        """
-
-    async def gone(self) -> str:
-        """Wait until it answers no more; return why, as a sentence."""
-
-    async def stop(self) -> None:
-        """Stop it; its calls fail."""
-
-
-class EmbeddingSource(Protocol):
-    """Where a model runs, and how a worker for it is started."""
-
-    name: str
-    """As in ``registry.model``."""
-
-    @property
-    def feeders(self) -> Sequence[bool]:
-        """An entry for each request that the worker takes at the same time: whether only queries may take it."""
-
-    @property
-    def longest_pause(self) -> float:
-        """Seconds between two attempts to start a worker."""
-
-    def missing_extra(self) -> str:
-        """Return the extra of this distribution that is needed and not installed; "" for none."""
-
-    async def find_space(self, template: str) -> EmbeddingSpace | None:
-        """Return the space of its vectors if it can be told before the worker runs; raises OSError, LookupError."""
-
-    async def start_worker(self, precision: str) -> EmbeddingWorker:
-        """Start a worker whose vectors have this precision, of any if it is empty.
-
-        Raises OSError, LookupError or ValueError when the settings or files are at fault, :class:`AwayError` when
-        waiting may be enough.
-        """
-
-
-class Encoder:
-    """A model that is run by one worker at a time, which is started again when it dies.
-
-    Use it on the event loop that ``start`` was called on.
-    """
-
-    def __init__(self, source: EmbeddingSource, template: str) -> None:
-        """``template`` is the version of the texts."""
-        self.source = source
-        self._template = template
-        self.space: EmbeddingSpace | None = None
-        """The space of all vectors made here, also by later workers; it does not change once it is known.
-
-        For the default model, and most local ones that were exported before, it is known after ``start``, else when
-        the model is ready.
-        """
-        self.problem: str | None = "the model is being loaded"
-        """Why queries are not answered, as one sentence; None when they are."""
-        self.failed = False
-        """Whether waiting is not enough: the model is absent or cannot be loaded. It is still tried again."""
-        self._worker: EmbeddingWorker | None = None
-        self._jobs = EncodeQueue()
-        self._cache: OrderedDict[bytes, NDArray[np.float32]] = OrderedDict()
-        self._changed = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
-
-    @property
-    def ready(self) -> bool:
-        """Whether queries are answered."""
-        return self.problem is None
-
-    @property
-    def model(self) -> str:
-        """What runs it: ``onnx``, ``reference`` (sentence-transformers) or ``remote``; empty while nothing does."""
-        return self._worker.runs if self._worker is not None else ""
-
-    @property
-    def pid(self) -> int | None:
-        """The process id of the worker; None while none runs, and for a server."""
-        return self._worker.pid if self._worker is not None else None
-
-    @property
-    def pids(self) -> list[int]:
-        """The process ids of its workers: one, or none while none runs."""
-        return [] if self.pid is None else [self.pid]
-
-    async def start(self) -> None:
-        """Find the model and start the worker, without waiting until it is ready; raises nothing.
-
-        It is ready in a second; a model that is not the default one is exported the first time, which takes ten or
-        more. Call this from a thread that lives as long as the service: the kernel ties the worker to that thread.
-        """
-        name = self.source.name
-        if extra := self.source.missing_extra():
-            self._fail(f"agent-mediator[{extra}] is not installed", failed=True)
-            # Without any of them it may be meant; who names a model wants it.
-            tell = log.info if name == DEFAULT_MODEL else log.warning
-            tell("no search by meaning", why=self.problem, model=name, install=install_command(extra))
-            return
-        # The task tries again, and logs why.
-        with contextlib.suppress(OSError, LookupError):
-            self.space = await self.source.find_space(self._template)
-        self._tasks = [
-            asyncio.create_task(self._supervise(), name="encoder"),
-            *(asyncio.create_task(self._feed(only), name="encoder queue") for only in self.source.feeders),
-        ]
-
-    async def stop(self) -> None:
-        """Stop the worker; pending calls fail."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks = []
-        self._fail("the encoder has stopped", failed=True)
-
-    async def wait_ready(self) -> None:
-        """Wait until queries are answered; raises UnavailableError when the model is absent or cannot be loaded."""
-        while self.problem is not None:
-            if self.failed:
-                raise UnavailableError(self.problem)
-            await self._wait_change()
-
-    async def query(self, texts: list[str], seconds: float) -> NDArray[np.float32] | None:
-        """Return normalised vectors, (texts, dims), within ``seconds``; None when late, not ready, or too many wait.
-
-        Queries go before cards, so this waits for one small batch of them at most. At most ``MAX_QUERY_TEXTS`` texts.
-        What was asked before is remembered, also while no worker runs.
-        """
-        if self.space is None or len(texts) > MAX_QUERY_TEXTS:
-            return None
-        texts = [well_formed(text) for text in texts]
-        keys = [hashlib.blake2b(text.encode(), digest_size=16).digest() for text in texts]
-        cached = {key: self._cache[key] for key in keys if key in self._cache}
-        missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in cached}
-        if missing:
-            if self._worker is None:
-                return None
-            try:
-                job = self._jobs.add_query(list(missing.values()))
-                self._notify()
-                async with asyncio.timeout(seconds):
-                    cached |= zip(missing, await job.vectors, strict=True)
-            except (TimeoutError, UnavailableError):
-                return None
-        vectors = np.empty((len(keys), self.space.dims), np.float32)
-        for at, key in enumerate(keys):
-            # Copied, so that one row does not keep the whole array in memory.
-            vectors[at] = self._cache[key] = cached[key].copy()
-            self._cache.move_to_end(key)
-        while len(self._cache) > _CACHED:
-            self._cache.popitem(last=False)
-        return vectors
-
-    async def cards(self, texts: list[str]) -> NDArray[np.float32]:
-        """Return normalised vectors, (texts, dims), however long that takes.
-
-        Raises UnavailableError when the model is absent, cannot be loaded or refuses them, or when the worker dies
-        while encoding them; BusyError when too many texts wait.
-        """
-        await self.wait_ready()
-        assert self.space is not None
-        texts = [well_formed(text) for text in texts]
-        groups = list(batches(texts, self._batch_texts))
-        jobs = self._jobs.add_cards([[texts[at] for at in group] for group in groups])
-        self._notify()
-        vectors = np.empty((len(texts), self.space.dims), np.float32)
-        try:
-            for group, job in zip(groups, jobs, strict=True):
-                vectors[group] = await job.vectors
-        finally:
-            for job in jobs:
-                job.vectors.cancel()
-        return vectors
-
-    @property
-    def _batch_texts(self) -> int:
-        return BATCH_TEXTS if self._worker is None else self._worker.batch_texts
-
-    async def _supervise(self) -> None:
-        delay = SHORTEST_PAUSE
-        loop = asyncio.get_running_loop()
-        while True:
-            began = loop.time()
-            try:
-                why = await self._run()
-                self._fail(why, failed=False)
-            except AwayError as error:
-                why = str(error)
-                self._fail(why, failed=False)
-            except (OSError, LookupError, ValueError) as error:
-                why = str(error)
-                self._fail(why, failed=True)
-            except Exception as error:
-                # Nothing else would restart it.
-                log.exception("the encoder failed")
-                why = f"the encoder failed: {type(error).__name__}"
-                self._fail(why, failed=False)
-            if loop.time() - began > _STABLE:
-                delay = SHORTEST_PAUSE
-            log.warning("search by meaning is not available", why=why, retry_in=delay)
-            await asyncio.sleep(delay)
-            delay = min(2 * delay, self.source.longest_pause)
-
-    async def _run(self) -> str:
-        """Run a worker until it dies; return how it did. Raises as ``EmbeddingSource.start_worker`` does."""
-        worker = await self.source.start_worker("" if self.space is None else self.space.precision)
-        try:
-            self._use(worker)
-            return await worker.gone()
-        finally:
-            self._worker = None
-            await worker.stop()
-
-    def _use(self, worker: EmbeddingWorker) -> None:
-        space = EmbeddingSpace(self.source.name, worker.fingerprint, worker.precision, worker.dims, self._template)
-        if self.space is not None and self.space != space:
-            raise ValueError(f"the model has changed: it was {self.space}, now it is {space}")
-        self.space, self._worker = space, worker
-        log.info("search by meaning is ready", model=space.model, runs=worker.runs, pid=worker.pid)
-        self.problem, self.failed = None, False
-        self._notify()
-
-    def _fail(self, problem: str, *, failed: bool) -> None:
-        self._worker = None
-        self.problem, self.failed = problem, failed
-        self._jobs.fail(UnavailableError(problem), cards=failed)
-        self._notify()
-
-    async def _feed(self, only_queries: bool) -> None:
-        while True:
-            while (worker := self._worker) is None or (job := self._jobs.take(only_queries=only_queries)) is None:
-                await self._wait_change()
-            try:
-                job.done(await worker.encode(job.texts, urgent=job.urgent))
-            except ValueError as error:
-                log.warning("the model refused texts", why=str(error))
-                job.fail(UnavailableError(str(error)))
-            except OSError as error:
-                # The other jobs wait for the next worker.
-                if self._worker is worker:
-                    self._worker = None
-                job.attempts += 1
-                if job.urgent or job.attempts >= worker.attempts:
-                    job.fail(UnavailableError(str(error)))
-                else:
-                    self._jobs.put_back(job)
-            except Exception as error:
-                log.exception("the encoder failed")
-                job.fail(UnavailableError(f"the encoder failed: {type(error).__name__}"))
-            except BaseException:
-                job.fail(UnavailableError("the encoder has stopped"))
-                raise
-
-    def _notify(self) -> None:
-        self._changed.set()
-
-    async def _wait_change(self) -> None:
-        self._changed.clear()
-        await self._changed.wait()
-
-
-def well_formed(text: str) -> str:
-    """Truncate a text, and replace what is no Unicode, such as half a surrogate pair in JSON."""
-    return text[:MAX_TEXT].encode(errors="replace").decode()
-
-
-def join_rows(shares: Sequence[ModelShare], rows: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
-    """Join what several models make of the same texts, (texts, dims) each, to vectors of length one."""
-    return np.hstack([np.float32(share.weight**0.5) * part for share, part in zip(shares, rows, strict=True)])
-
-
-def joint_space(name: str, spaces: Sequence[EmbeddingSpace]) -> EmbeddingSpace:
-    """Return the space of joined vectors; ``name`` is of :func:`join_models`, and so has the weights."""
-    fingerprint = "+".join(space.fingerprint for space in spaces)
-    precision = "+".join(space.precision for space in spaces)
-    return EmbeddingSpace(name, fingerprint, precision, sum(space.dims for space in spaces), spaces[0].template)
-
-
-class EnsembleEncoder:
-    """Several encoders that answer together; none of them answers alone."""
-
-    def __init__(self, name: str, shares: list[ModelShare], members: list[Encoder]) -> None:
-        """``shares`` are at least two; their weights add up to 1."""
-        self._name = name
-        self._members = members
-        self._shares = shares
-
-    @property
-    def space(self) -> EmbeddingSpace | None:
-        """The space of the joined vectors, once those of all models are known."""
-        spaces = [member.space for member in self._members if member.space is not None]
-        return joint_space(self._name, spaces) if len(spaces) == len(self._members) else None
-
-    @property
-    def problem(self) -> str | None:
-        """Why queries are not answered: the first model's problem; None when they are."""
-        return next((member.problem for member in self._members if member.problem is not None), None)
-
-    @property
-    def failed(self) -> bool:
-        """Whether waiting for one of the models is not enough."""
-        return any(member.failed for member in self._members)
-
-    @property
-    def ready(self) -> bool:
-        """Whether queries are answered."""
-        return self.problem is None
-
-    @property
-    def model(self) -> str:
-        """The slowest backend of them: ``reference``, ``onnx``, or empty while one does not run."""
-        kinds = {member.model for member in self._members}
-        return "" if "" in kinds else max(kinds)
-
-    @property
-    def pids(self) -> list[int]:
-        """The process ids of the workers that run."""
-        return [pid for member in self._members for pid in member.pids]
-
-    async def start(self) -> None:
-        """Find the models and start their workers, as :meth:`Encoder.start` does."""
-        for member in self._members:
-            await member.start()
-
-    async def stop(self) -> None:
-        """Stop the workers; pending calls fail."""
-        for member in self._members:
-            await member.stop()
-
-    async def wait_ready(self) -> None:
-        """Wait until queries are answered; raises UnavailableError when a model is absent or cannot be loaded."""
-        while self.problem is not None:
-            for member in self._members:
-                await member.wait_ready()
-
-    async def query(self, texts: list[str], seconds: float) -> NDArray[np.float32] | None:
-        """Return joined vectors as :meth:`Encoder.query` does; None when one of the models does not answer in time."""
-        found = await asyncio.gather(*(member.query(texts, seconds) for member in self._members))
-        vectors = [rows for rows in found if rows is not None]
-        return join_rows(self._shares, vectors) if len(vectors) == len(self._members) else None
-
-    async def cards(self, texts: list[str]) -> NDArray[np.float32]:
-        """Return joined vectors; raises as :meth:`Encoder.cards` does."""
-        # One after the other: they share the processors anyway, and no job is left behind when one fails.
-        return join_rows(self._shares, [await member.cards(texts) for member in self._members])
-
-
-TextEncoder = Encoder | EnsembleEncoder
-
-
-def make_encoder(model: str, source: Callable[[str], EmbeddingSource], template: str) -> TextEncoder:
-    """Return the encoder of a model, or of several whose names :func:`join_models` joined.
-
-    ``source`` says where a model runs, by its name; ``template`` is the version of the texts.
-    """
-    shares = split_model(model)
-    members = [Encoder(source(share.name), template) for share in shares]
-    return members[0] if len(members) == 1 else EnsembleEncoder(model, shares, members)
-
-
+SHORTEST_PAUSE: Final = 0.5  # seconds until a backend that ended is started again
+_STABLE: Final = 60.0  # seconds of a run after which its end resets the back-off
 MAX_QUERIES: Final = 64
 """Queries in the queue."""
 MAX_CARD_TEXTS: Final = 16_384
@@ -433,6 +40,14 @@ LONG: Final = 1200
 
 _MAX_IN_A_ROW: Final = 32  # queries, before cards get a turn
 
+T = TypeVar("T")
+
+log = structlog.get_logger("encoder")
+
+
+class AwayError(Exception):
+    """A backend cannot be started for now, and nothing is known to be wrong here."""
+
 
 class EncodeJob:
     """Texts to encode together, with a future for their vectors."""
@@ -442,7 +57,7 @@ class EncodeJob:
         self.texts = texts
         self.urgent = urgent
         self.attempts = 0
-        """How many workers have died over it."""
+        """How many runs of the backend have ended over it."""
         self.vectors: asyncio.Future[NDArray[np.float32]] = asyncio.get_running_loop().create_future()
 
     def done(self, vectors: NDArray[np.float32]) -> None:
@@ -532,3 +147,379 @@ def batches(texts: list[str], most: int = BATCH_TEXTS) -> Iterator[list[int]]:
         size += length
     if group:
         yield group
+
+
+class ModelBackend(ABC):
+    """Runs one model; an :class:`Encoder` starts it, and again when it has ended."""
+
+    feeders: Sequence[bool] = (False,)
+    """An entry for each request that it takes at the same time: whether only queries may take it."""
+    longest_pause = 60.0
+    """Seconds between two attempts to start it."""
+    attempts = 1
+    """How often texts of cards are tried, each time after it has ended, until they are blamed for that."""
+    batch_texts = BATCH_TEXTS
+    """Texts of cards to encode together, for which a query may have to wait."""
+    runs = ""
+    """``onnx`` and ``reference`` are run here, ``remote`` elsewhere; known after a start, as the next three are."""
+    fingerprint = ""
+    """As of :class:`EmbeddingSpace`."""
+    precision = ""
+    dims = 0
+
+    def __init__(self, name: str) -> None:
+        """``name`` is that in ``registry.model``."""
+        self.name = name
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes that hold the model; none for a server."""
+        return []
+
+    def missing_extra(self) -> str:
+        """Return the extra of this distribution that is needed and not installed; "" for none."""
+        return ""
+
+    async def find_space(self, template: str) -> EmbeddingSpace | None:
+        """Return the space of its vectors if it can be told before it runs; raises OSError, LookupError."""
+        return None
+
+    @abstractmethod
+    async def start(self, precision: str) -> None:
+        """Start it; its vectors must have this precision, any if that is empty.
+
+        Raises OSError, LookupError or ValueError when the settings or files are at fault, :class:`AwayError` when
+        waiting may be enough.
+        """
+
+    @abstractmethod
+    async def encode(self, texts: list[str], *, urgent: bool) -> NDArray[np.float32]:
+        """Return normalised vectors, (texts, dims); ``urgent``: a query waits for them.
+
+        Raises ValueError when the model refuses the texts, OSError when it has ended.
+        """
+
+    @abstractmethod
+    async def wait_ended(self) -> str:
+        """Wait until it answers no more, and release what it held; return why, as a sentence."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """Stop it, if it runs; its calls fail."""
+
+
+def join_rows(shares: Sequence[ModelShare], rows: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+    """Join what several models make of the same texts, (texts, dims) each, to vectors of length one."""
+    return np.hstack([np.float32(share.weight**0.5) * part for share, part in zip(shares, rows, strict=True)])
+
+
+def joint_space(name: str, spaces: Sequence[EmbeddingSpace]) -> EmbeddingSpace:
+    """Return the space of joined vectors; ``name`` is of :func:`join_models`, and so has the weights."""
+    fingerprint = "+".join(space.fingerprint for space in spaces)
+    precision = "+".join(space.precision for space in spaces)
+    return EmbeddingSpace(name, fingerprint, precision, sum(space.dims for space in spaces), spaces[0].template)
+
+
+class JointModel(ModelBackend):
+    """Several models that answer together; none of them answers alone."""
+
+    def __init__(self, name: str, shares: Sequence[ModelShare], members: Sequence[ModelBackend]) -> None:
+        """``name`` is of :func:`join_models`; ``shares`` are at least two, and their weights add up to 1."""
+        super().__init__(name)
+        self._shares = shares
+        self._members = members
+        self._running: set[ModelBackend] = set()
+        self._precisions = [""] * len(members)
+        self.feeders, self.attempts = members[0].feeders, members[0].attempts
+        self.longest_pause = members[0].longest_pause
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes of all models."""
+        return [pid for member in self._members for pid in member.pids]
+
+    def missing_extra(self) -> str:
+        """Return the first extra that one of the models needs and that is not installed."""
+        return next((extra for member in self._members if (extra := member.missing_extra())), "")
+
+    async def find_space(self, template: str) -> EmbeddingSpace | None:
+        """Return the space of the joined vectors, if those of all models can be told."""
+        found = [await member.find_space(template) for member in self._members]
+        self._precisions = ["" if space is None else space.precision for space in found]
+        spaces = [space for space in found if space is not None]
+        return joint_space(self.name, spaces) if len(spaces) == len(found) else None
+
+    async def start(self, precision: str) -> None:
+        """Start those that do not run."""
+        wanted = precision.split("+") if precision else self._precisions
+        started = await asyncio.gather(
+            *(self._start(*each) for each in zip(self._members, wanted, strict=True)), return_exceptions=True
+        )
+        _raise_first(started)
+        self.runs = max(member.runs for member in self._members)
+        self.fingerprint = "+".join(member.fingerprint for member in self._members)
+        self.precision = "+".join(member.precision for member in self._members)
+        self.dims = sum(member.dims for member in self._members)
+        self.batch_texts = min(member.batch_texts for member in self._members)
+
+    async def encode(self, texts: list[str], *, urgent: bool) -> NDArray[np.float32]:
+        """Return joined vectors, (texts, dims)."""
+        if not urgent:
+            # One after the other: they share the processors anyway.
+            rows = [await member.encode(texts, urgent=False) for member in self._members]
+            self.batch_texts = min(member.batch_texts for member in self._members)
+            return join_rows(self._shares, rows)
+        # All to their end: an encoding that is cancelled would end its process.
+        outcomes = await asyncio.gather(
+            *(member.encode(texts, urgent=True) for member in self._members), return_exceptions=True
+        )
+        return join_rows(self._shares, _raise_first(outcomes))
+
+    async def wait_ended(self) -> str:
+        """Wait until one of them has ended; the others go on."""
+        waiting = {asyncio.create_task(member.wait_ended()): member for member in self._members}
+        try:
+            ended, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+        self._running -= {member for task, member in waiting.items() if not task.cancelled()}
+        return next(iter(ended)).result()
+
+    async def stop(self) -> None:
+        """Stop all of them."""
+        self._running.clear()
+        for member in self._members:
+            await member.stop()
+
+    async def _start(self, member: ModelBackend, precision: str) -> None:
+        if member not in self._running:
+            await member.start(precision)
+            self._running.add(member)
+
+
+def _raise_first(outcomes: Sequence[T | BaseException]) -> list[T]:
+    """Return outcomes of which none is an error; otherwise raise the first one."""
+    found: list[T] = []
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+        found.append(outcome)
+    return found
+
+
+class Encoder:
+    """Answers queries and encodes cards with one backend, which is started again when it has ended.
+
+    Use it on the event loop that ``start`` was called on.
+    """
+
+    def __init__(self, backend: ModelBackend, template: str) -> None:
+        """``template`` is the version of the texts."""
+        self._backend = backend
+        self._template = template
+        self.space: EmbeddingSpace | None = None
+        """The space of all vectors made here, also after a restart; it does not change once it is known.
+
+        For the default model, and most local ones that were exported before, it is known after ``start``, else when
+        the model is ready.
+        """
+        self.problem: str | None = "the model is being loaded"
+        """Why queries are not answered, as one sentence; None when they are."""
+        self.failed = False
+        """Whether waiting is not enough: the model is absent or cannot be loaded. It is still tried again."""
+        self._run = 0
+        """Number of the present run of the backend, which tells it from those before; 0 while it does not run."""
+        self._runs = 0
+        self._jobs = EncodeQueue()
+        self._cache: OrderedDict[bytes, NDArray[np.float32]] = OrderedDict()
+        self._changed = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def ready(self) -> bool:
+        """Whether queries are answered."""
+        return self.problem is None
+
+    @property
+    def model(self) -> str:
+        """What runs it: ``onnx``, ``reference`` (sentence-transformers) or ``remote``; empty while nothing does."""
+        return self._backend.runs if self._run else ""
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes that hold models; none while it does not run, or on a server."""
+        return self._backend.pids if self._run else []
+
+    async def start(self) -> None:
+        """Find the model and start it, without waiting until it is ready; raises nothing.
+
+        It is ready in a second; a model that is not the default one is exported the first time, which takes ten or
+        more. Call this from a thread that lives as long as the service: the kernel ties the process to that thread.
+        """
+        name = self._backend.name
+        if extra := self._backend.missing_extra():
+            self._fail(f"agent-mediator[{extra}] is not installed", failed=True)
+            # Without any of them it may be meant; who names a model wants it.
+            tell = log.info if name == DEFAULT_MODEL else log.warning
+            tell("no search by meaning", why=self.problem, model=name, install=install_command(extra))
+            return
+        # The task tries again, and logs why.
+        with contextlib.suppress(OSError, LookupError):
+            self.space = await self._backend.find_space(self._template)
+        self._tasks = [
+            asyncio.create_task(self._supervise(), name="encoder"),
+            *(asyncio.create_task(self._feed(only), name="encoder queue") for only in self._backend.feeders),
+        ]
+
+    async def stop(self) -> None:
+        """Stop the backend; pending calls fail."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+        await self._backend.stop()
+        self._fail("the encoder has stopped", failed=True)
+
+    async def wait_ready(self) -> None:
+        """Wait until queries are answered; raises UnavailableError when the model is absent or cannot be loaded."""
+        while self.problem is not None:
+            if self.failed:
+                raise UnavailableError(self.problem)
+            await self._wait_change()
+
+    async def query(self, texts: list[str], seconds: float) -> NDArray[np.float32] | None:
+        """Return normalised vectors, (texts, dims), within ``seconds``; None when late, not ready, or too many wait.
+
+        Queries go before cards, so this waits for one small batch of them at most. At most ``MAX_QUERY_TEXTS`` texts.
+        What was asked before is remembered, also while nothing runs.
+        """
+        if self.space is None or len(texts) > MAX_QUERY_TEXTS:
+            return None
+        texts = [well_formed(text) for text in texts]
+        keys = [hashlib.blake2b(text.encode(), digest_size=16).digest() for text in texts]
+        cached = {key: self._cache[key] for key in keys if key in self._cache}
+        missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in cached}
+        if missing:
+            if not self._run:
+                return None
+            try:
+                job = self._jobs.add_query(list(missing.values()))
+                self._notify()
+                async with asyncio.timeout(seconds):
+                    cached |= zip(missing, await job.vectors, strict=True)
+            except (TimeoutError, UnavailableError):
+                return None
+        vectors = np.empty((len(keys), self.space.dims), np.float32)
+        for at, key in enumerate(keys):
+            # Copied, so that one row does not keep the whole array in memory.
+            vectors[at] = self._cache[key] = cached[key].copy()
+            self._cache.move_to_end(key)
+        while len(self._cache) > _CACHED:
+            self._cache.popitem(last=False)
+        return vectors
+
+    async def cards(self, texts: list[str]) -> NDArray[np.float32]:
+        """Return normalised vectors, (texts, dims), however long that takes.
+
+        Raises UnavailableError when the model is absent, cannot be loaded or refuses them, or when the process
+        dies while encoding them; BusyError when too many texts wait.
+        """
+        await self.wait_ready()
+        assert self.space is not None
+        texts = [well_formed(text) for text in texts]
+        groups = list(batches(texts, self._backend.batch_texts))
+        jobs = self._jobs.add_cards([[texts[at] for at in group] for group in groups])
+        self._notify()
+        vectors = np.empty((len(texts), self.space.dims), np.float32)
+        try:
+            for group, job in zip(groups, jobs, strict=True):
+                vectors[group] = await job.vectors
+        finally:
+            for job in jobs:
+                job.vectors.cancel()
+        return vectors
+
+    async def _supervise(self) -> None:
+        delay = SHORTEST_PAUSE
+        loop = asyncio.get_running_loop()
+        while True:
+            began = loop.time()
+            try:
+                why = await self._run_backend()
+                self._fail(why, failed=False)
+            except (AwayError, OSError, LookupError, ValueError) as error:
+                why = str(error)
+                self._fail(why, failed=not isinstance(error, AwayError))
+            except Exception as error:
+                # Nothing else would restart it.
+                log.exception("the encoder failed")
+                why = f"the encoder failed: {type(error).__name__}"
+                self._fail(why, failed=False)
+            if loop.time() - began > _STABLE:
+                delay = SHORTEST_PAUSE
+            log.warning("search by meaning is not available", why=why, retry_in=delay)
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, self._backend.longest_pause)
+
+    async def _run_backend(self) -> str:
+        """Run the backend until it ends; return why it did. Raises as :meth:`ModelBackend.start` does."""
+        backend = self._backend
+        await backend.start("" if self.space is None else self.space.precision)
+        space = EmbeddingSpace(backend.name, backend.fingerprint, backend.precision, backend.dims, self._template)
+        try:
+            if self.space is not None and self.space != space:
+                raise ValueError(f"the model has changed: it was {self.space}, now it is {space}")
+            self._runs += 1
+            self.space, self._run = space, self._runs
+            log.info("search by meaning is ready", model=space.model, runs=backend.runs, pids=backend.pids)
+            self.problem, self.failed = None, False
+            self._notify()
+            return await backend.wait_ended()
+        except Exception:
+            await backend.stop()
+            raise
+
+    def _fail(self, problem: str, *, failed: bool) -> None:
+        self._run = 0
+        self.problem, self.failed = problem, failed
+        self._jobs.fail(UnavailableError(problem), cards=failed)
+        self._notify()
+
+    async def _feed(self, only_queries: bool) -> None:
+        while True:
+            while not (run := self._run) or (job := self._jobs.take(only_queries=only_queries)) is None:
+                await self._wait_change()
+            try:
+                job.done(await self._backend.encode(job.texts, urgent=job.urgent))
+            except ValueError as error:
+                log.warning("the model refused texts", why=str(error))
+                job.fail(UnavailableError(str(error)))
+            except OSError as error:
+                # The other jobs wait until it runs again.
+                if self._run == run:
+                    self._run = 0
+                job.attempts += 1
+                if job.urgent or job.attempts >= self._backend.attempts:
+                    job.fail(UnavailableError(str(error)))
+                else:
+                    self._jobs.put_back(job)
+            except Exception as error:
+                log.exception("the encoder failed")
+                job.fail(UnavailableError(f"the encoder failed: {type(error).__name__}"))
+            except BaseException:
+                job.fail(UnavailableError("the encoder has stopped"))
+                raise
+
+    def _notify(self) -> None:
+        self._changed.set()
+
+    async def _wait_change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+
+def well_formed(text: str) -> str:
+    """Truncate a text, and replace what is no Unicode, such as half a surrogate pair in JSON."""
+    return text[:MAX_TEXT].encode(errors="replace").decode()

@@ -12,8 +12,8 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from registry.embedding.encoder import AwayError
-from registry.embedding.models import REMOTE, EmbeddingSpace
+from registry.embedding.encoder import AwayError, ModelBackend
+from registry.embedding.models import REMOTE
 from registry.outside import OutsideError, OutsideLateError, OutsideRefusedError, OutsideService, OutsideSettingsError
 
 Vectors = NDArray[np.float32]
@@ -43,111 +43,51 @@ class _NoVectorError(OutsideRefusedError):
     """The model has no vector for a text, whatever its length."""
 
 
-class RemoteModel:
-    """A model behind a URL. See :class:`registry.embedding.encoder.EmbeddingSource`."""
+class RemoteModel(ModelBackend):
+    """A model behind a URL: it runs from an answer of the server to the first failure."""
 
     feeders = (False, False, True, True)
-    longest_pause = 60.0
+    attempts = 3
+    runs = "remote"
+    precision = REMOTE
 
     def __init__(self, service: OutsideService, name: str, known: Callable[[], Awaitable[Sequence[str]]]) -> None:
         """``name`` is that of the model on the server; ``known`` returns the fingerprints of its stored vectors."""
-        self.name = name
+        super().__init__(name)
         self.detail = ""
         """What is wrong, in the server's words too; only for the operator."""
         self.shortened = 0
         """Texts that were longer than the model reads, since the start."""
         self._service = service
         self._known = known
-        self._fingerprint = ""
-        """Of the first worker."""
         self._not_before = 0.0
         """Loop time until which the server wants to be left alone."""
+        self._ended = asyncio.Event()
+        self._why = ""
+        """Why it has ended."""
+        self._requests: set[asyncio.Timeout] = set()
+        self._answered_at = 0.0
 
     @property
     def host(self) -> str:
         """Where texts are sent."""
         return self._service.host
 
-    def missing_extra(self) -> str:
-        """Return "": nothing but the server is needed."""
-        return ""
-
-    async def find_space(self, template: str) -> EmbeddingSpace | None:
-        """Return None: only the server knows."""
-        return None
-
-    async def start_worker(self, precision: str) -> "RemoteWorker":
+    async def start(self, precision: str) -> None:
         """Ask for the vector of a sample, which tells dimensions and fingerprint.
 
         Raises LookupError when URL, model or key are wrong, :class:`AwayError` for other failures.
         """
         await asyncio.sleep(self._not_before - asyncio.get_running_loop().time())
         try:
-            [sample] = await self.ask([_SAMPLE], START_SECONDS)
-            fingerprint = await self._identify(fingerprint_of(sample))
+            [sample] = await self._ask([_SAMPLE], START_SECONDS)
+            self.fingerprint = await self._identify(fingerprint_of(sample))
         except OutsideError as error:
-            self.note(error)
+            self._keep_problem(error)
             wrong = isinstance(error, OutsideSettingsError | OutsideRefusedError)
             raise (LookupError if wrong else AwayError)(str(error)) from error
-        self.detail, self._fingerprint = "", fingerprint
-        return RemoteWorker(self, fingerprint, len(sample))
-
-    async def ask(self, texts: list[str], seconds: float, dims: int | None = None) -> Vectors:
-        """Return normalised vectors, (texts, dims), of texts that the model takes; raises as ``OutsideService.post``.
-
-        Texts that it does not take, or has no vector of numbers for, are an :class:`OutsideRefusedError`.
-        """
-        request = {"model": self.name, "input": texts, "encoding_format": "float"}
-        answer = await self._service.post(request, seconds)
-        few = len(texts) <= _LEAST
-        rows = _rows(answer, len(texts)) if few else await asyncio.to_thread(_rows, answer, len(texts))
-        if rows is None:
-            raise self._service.invalid(f"expected a vector for each of {len(texts)} texts")
-        if dims is not None and rows.shape[1] != dims:
-            raise self._service.invalid(f"expected vectors of {dims} numbers, got {rows.shape[1]}")
-        lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-        if not (np.isfinite(lengths) & (lengths > 0)).all():
-            raise _NoVectorError(f"{self._service.what} gives vectors that are zero or not finite")
-        vectors: Vectors = (rows / lengths).astype(np.float32)
-        return vectors
-
-    def note(self, error: OutsideError) -> None:
-        """Keep what went wrong for the operator, and when the server may be asked again."""
-        self.detail = error.detail
-        self._not_before = asyncio.get_running_loop().time() + error.retry_after
-        log.warning("the embedding server failed", url=self._service.host, why=error.detail)
-
-    def note_shortened(self, text: str) -> None:
-        """Count a text that the model does not read to its end; the first is logged."""
-        if not self.shortened:
-            log.warning("a text is longer than the model takes and is cut", model=self.name, characters=len(text))
-        self.shortened += 1
-
-    async def _identify(self, fingerprint: str) -> str:
-        """Return the fingerprint under which there are vectors of this model, or the given one if there are none.
-
-        The same model gives slightly different vectors on other hardware, and need not embed all cards again for it.
-        """
-        known = [self._fingerprint] if self._fingerprint else await self._known()
-        return min((each for each in known if _distance(each, fingerprint) <= _DIFFERENT), default=fingerprint)
-
-
-class RemoteWorker:
-    """The server from one answer to its first failure. See :class:`registry.embedding.encoder.EmbeddingWorker`."""
-
-    runs = "remote"
-    precision = REMOTE
-    pid = None
-    attempts = 3
-
-    def __init__(self, model: RemoteModel, fingerprint: str, dims: int) -> None:
-        self.fingerprint = fingerprint
-        self.dims = dims
-        self.batch_texts = _MOST
-        self._model = model
-        self._gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._running: set[asyncio.Timeout] = set()
-        self._answered_at = 0.0
+        self.detail, self.dims, self.batch_texts = "", len(sample), _MOST
+        self._ended.clear()
 
     async def encode(self, texts: list[str], *, urgent: bool) -> Vectors:
         """Return normalised vectors, (texts, dims); cards are tried again, queries are not.
@@ -156,23 +96,23 @@ class RemoteWorker:
         """
         try:
             async with asyncio.timeout(None) as limit:
-                self._running.add(limit)
+                self._requests.add(limit)
                 try:
                     return await self._encode(texts, urgent)
                 finally:
-                    self._running.discard(limit)
+                    self._requests.discard(limit)
         except TimeoutError:
             raise ConnectionError("the embedding server is not asked any more") from None
 
-    async def gone(self) -> str:
-        """Wait until a request fails; return why."""
-        return await self._gone
+    async def wait_ended(self) -> str:
+        """Wait until a request fails, and end the others; return why."""
+        await self._ended.wait()
+        await self.stop()
+        return self._why
 
     async def stop(self) -> None:
         """End all requests."""
-        if not self._gone.done():
-            self._gone.set_result("the encoder has stopped")
-        for limit in self._running:
+        for limit in self._requests:
             limit.reschedule(0)
 
     async def _encode(self, texts: list[str], urgent: bool) -> Vectors:
@@ -208,16 +148,17 @@ class RemoteWorker:
         raise ValueError(why.detail) from why
 
     def _end(self, error: OutsideError) -> None:
-        if not self._gone.done():
-            self._model.note(error)
-            self._gone.set_result(str(error))
+        if not self._ended.is_set():
+            self._keep_problem(error)
+            self._why = str(error)
+            self._ended.set()
 
     async def _split(self, texts: list[str], urgent: bool, *, cut: bool = False) -> Vectors:
         """Encode texts; those of a refused batch by halves, and a refused text without its second half."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
-            vectors = await self._model.ask(texts, QUERY_SECONDS if urgent else CARDS_SECONDS, self.dims)
+            vectors = await self._ask(texts, QUERY_SECONDS if urgent else CARDS_SECONDS, self.dims)
         except OutsideRefusedError as error:
             middle = len(texts) // 2
             if middle:
@@ -226,7 +167,11 @@ class RemoteWorker:
             if isinstance(error, _NoVectorError) or len(text) <= _SHORTEST:
                 raise
             if not cut:
-                self._model.note_shortened(text)
+                if not self.shortened:
+                    log.warning(
+                        "a text is longer than the model takes and is cut", model=self.name, characters=len(text)
+                    )
+                self.shortened += 1
             return await self._split([text[: max(_SHORTEST, len(text) // 2)]], urgent, cut=True)
         self._answered_at = loop.time()
         if not urgent:
@@ -235,7 +180,7 @@ class RemoteWorker:
 
     async def _check(self) -> None:
         """Raise :class:`OutsideError` unless the server still has the same vector for the sample."""
-        [sample] = await self._model.ask([_SAMPLE], CARDS_SECONDS, self.dims)
+        [sample] = await self._ask([_SAMPLE], CARDS_SECONDS, self.dims)
         if _distance(fingerprint_of(sample), self.fingerprint) > _DIFFERENT:
             raise OutsideError("the model of the embedding server has changed")
 
@@ -245,6 +190,39 @@ class RemoteWorker:
             self.batch_texts = max(_LEAST, texts // 2)
         elif seconds < _FAST and texts == self.batch_texts:
             self.batch_texts = min(_MOST, texts * 2)
+
+    async def _ask(self, texts: list[str], seconds: float, dims: int | None = None) -> Vectors:
+        """Return normalised vectors, (texts, dims), of texts that the model takes; raises as ``OutsideService.post``.
+
+        Texts that it does not take, or has no vector of numbers for, are an :class:`OutsideRefusedError`.
+        """
+        request = {"model": self.name, "input": texts, "encoding_format": "float"}
+        answer = await self._service.post(request, seconds)
+        few = len(texts) <= _LEAST
+        rows = _rows(answer, len(texts)) if few else await asyncio.to_thread(_rows, answer, len(texts))
+        if rows is None:
+            raise self._service.invalid(f"expected a vector for each of {len(texts)} texts")
+        if dims is not None and rows.shape[1] != dims:
+            raise self._service.invalid(f"expected vectors of {dims} numbers, got {rows.shape[1]}")
+        lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+        if not (np.isfinite(lengths) & (lengths > 0)).all():
+            raise _NoVectorError(f"{self._service.what} gives vectors that are zero or not finite")
+        vectors: Vectors = (rows / lengths).astype(np.float32)
+        return vectors
+
+    def _keep_problem(self, error: OutsideError) -> None:
+        """Keep what went wrong for the operator, and when the server may be asked again."""
+        self.detail = error.detail
+        self._not_before = asyncio.get_running_loop().time() + error.retry_after
+        log.warning("the embedding server failed", url=self._service.host, why=error.detail)
+
+    async def _identify(self, fingerprint: str) -> str:
+        """Return the fingerprint under which there are vectors of this model, or the given one if there are none.
+
+        The same model gives slightly different vectors on other hardware, and need not embed all cards again for it.
+        """
+        known = [self.fingerprint] if self.fingerprint else await self._known()
+        return min((each for each in known if _distance(each, fingerprint) <= _DIFFERENT), default=fingerprint)
 
 
 def fingerprint_of(vector: Vectors) -> str:

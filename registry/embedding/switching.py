@@ -14,7 +14,7 @@ from mediator.broker import Broker
 from mediator.errors import MediatorError
 from mediator.store.base import Transaction
 from registry.embedding.embedder import CardEmbedder
-from registry.embedding.encoder import EmbeddingSource, TextEncoder, make_encoder
+from registry.embedding.encoder import Encoder, JointModel, ModelBackend
 from registry.embedding.local import LocalModel
 from registry.embedding.models import EmbeddingSpace, split_model
 from registry.embedding.remote import RemoteModel
@@ -59,9 +59,9 @@ class EmbeddingModels:
         self._server = server
         self.servers: list[RemoteModel] = []
         """The models that a server has."""
-        self.encoder = make_encoder(model, self._remote if server is not None else self._local, TEMPLATE)
+        self.encoder = self._make_encoder(model, TEMPLATE, remote=server is not None)
         self.embedder = CardEmbedder(broker, self.encoder, lambda: updater.agents > updater.embedded, shared=shared)
-        self._former: TextEncoder | None = None
+        self._former: Encoder | None = None
         self._done = 0
         """How many cards the configured model had embedded at the last count, while the former one answers."""
         self._task: asyncio.Task[None] | None = None
@@ -81,7 +81,7 @@ class EmbeddingModels:
         return max(0, updater.agents - done)
 
     @property
-    def _readers(self) -> list[TextEncoder]:
+    def _readers(self) -> list[Encoder]:
         """The encoders whose vectors can be compared with those in the index."""
         space = self._updater.space
         return [one for one in (self.encoder, self._former) if one is not None and _matches(one, space)]
@@ -147,15 +147,20 @@ class EmbeddingModels:
         if (former.model, former.remote) == (self.model, self._server is not None):
             return
         if former.remote and self._server is None:
-            log.info("the former model is on a server, which is not asked any more", former=space)
+            log.info("previous remote model disabled", former=space)
             return
-        self._former = make_encoder(former.model, self._remote if former.remote else self._local, former.template)
+        self._former = self._make_encoder(former.model, former.template, remote=former.remote)
         await self._former.start()
 
-    def _local(self, model: str) -> EmbeddingSource:
-        return LocalModel(model, self._cache_dir)
+    def _make_encoder(self, model: str, template: str, *, remote: bool) -> Encoder:
+        """Return the encoder of a model, or of several whose names :func:`join_models` joined."""
+        shares = split_model(model)
+        backends: list[ModelBackend] = [
+            self._remote(share.name) if remote else LocalModel(share.name, self._cache_dir) for share in shares
+        ]
+        return Encoder(backends[0] if len(backends) == 1 else JointModel(model, shares, backends), template)
 
-    def _remote(self, model: str) -> EmbeddingSource:
+    def _remote(self, model: str) -> RemoteModel:
         assert self._server is not None
         made = RemoteModel(self._server, model, partial(self._fingerprints, model))
         if all(server.name != model for server in self.servers):
@@ -190,7 +195,7 @@ class EmbeddingModels:
                 pass
 
 
-def _matches(encoder: TextEncoder, space: str) -> bool:
+def _matches(encoder: Encoder, space: str) -> bool:
     """Return whether requests that this model encodes can be compared with the vectors of a space."""
     own, other = encoder.space, _parsed(space)
     return own is not None and other is not None and own.is_comparable(other)

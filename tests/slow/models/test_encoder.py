@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from mediator.errors import BusyError, UnavailableError
 from registry.embedding import worker as fast
 from registry.embedding.encoder import MAX_QUERY_TEXTS, Encoder
-from registry.embedding.local import LocalModel, Worker
+from registry.embedding.local import LocalModel
 from registry.embedding.models import DEFAULT_MODEL, EmbeddingSpace, fingerprinted
 from registry.embedding.worker import PREFIX, PipeFrame, export, lengths, pack, unpack
 from tests.harness.models import copy_model, reference_folder, wants_models
@@ -112,6 +112,11 @@ def watched(pid: int) -> Iterator[int]:
         os.close(handle)
 
 
+def pid_of(encoder: Encoder) -> int | None:
+    """The process of the encoder's only model; None while none runs."""
+    return next(iter(encoder.pids), None)
+
+
 def ended(handle: int, within: float) -> bool:
     return bool(select.select([handle], [], [], within)[0])
 
@@ -195,8 +200,8 @@ async def test_cancelled_calls_are_not_encoded(encoder: Encoder) -> None:
 async def test_the_same_query_again_is_remembered(encoder: Encoder) -> None:
     first = await _asked(encoder, ["one", "two", "one"])
     assert (first[0] == first[2]).all()
-    assert encoder.pid is not None
-    os.kill(encoder.pid, signal.SIGSTOP)
+    assert pid_of(encoder) is not None
+    os.kill(pid_of(encoder), signal.SIGSTOP)
     again = await _asked(encoder, ["two", "one"])
     assert (again == first[1::-1]).all()
     assert await encoder.query(["two", "three"], 0.05) is None
@@ -241,7 +246,7 @@ async def test_too_many_cards_are_refused(encoder: Encoder) -> None:
 
 
 async def test_a_killed_worker_is_restarted_and_pending_calls_fail(encoder: Encoder) -> None:
-    pid = encoder.pid
+    pid = pid_of(encoder)
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
     under_way = asyncio.create_task(encoder.cards(["in the worker's hands"]))
@@ -254,7 +259,7 @@ async def test_a_killed_worker_is_restarted_and_pending_calls_fail(encoder: Enco
         await under_way
     assert await query is None
     assert (await behind).shape == (1, 384)
-    assert encoder.pid not in (None, pid)
+    assert pid_of(encoder) not in (None, pid)
     assert (await _asked(encoder, ["asked"])).shape == (1, 384)
 
 
@@ -262,38 +267,38 @@ async def test_an_unexpected_error_fails_one_request_or_worker(
     encoder: Encoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failures = [ZeroDivisionError(), MemoryError()]
-    encode, gone = Worker.encode, Worker.gone
+    encode, gone = LocalModel.encode, LocalModel.wait_ended
 
-    async def fails_once(self: Worker, texts: list[str], *, urgent: bool) -> NDArray[np.float32]:
+    async def fails_once(self: LocalModel, texts: list[str], *, urgent: bool) -> NDArray[np.float32]:
         if len(failures) == 2:
             raise failures.pop()
         return await encode(self, texts, urgent=urgent)
 
-    async def fails_when_it_ends(self: Worker) -> str:
+    async def fails_when_it_ends(self: LocalModel) -> str:
         said = await gone(self)
         if failures:
             raise failures.pop()
         return said
 
-    monkeypatch.setattr(Worker, "encode", fails_once)
-    monkeypatch.setattr(Worker, "gone", fails_when_it_ends)
+    monkeypatch.setattr(LocalModel, "encode", fails_once)
+    monkeypatch.setattr(LocalModel, "wait_ended", fails_when_it_ends)
     with pytest.raises(UnavailableError, match="the encoder failed: MemoryError"):
         await encoder.cards(["one"])
     assert (await encoder.cards(["one"])).shape[0] == 1
-    pid = encoder.pid
+    pid = pid_of(encoder)
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    await until(lambda: encoder.pid not in (pid, None), LOADS_WITHIN)
-    os.kill(encoder.pid or 0, signal.SIGKILL)
+    await until(lambda: pid_of(encoder) not in (pid, None), LOADS_WITHIN)
+    os.kill(pid_of(encoder) or 0, signal.SIGKILL)
     await until(lambda: "ZeroDivisionError" in (encoder.problem or ""))
     await asyncio.wait_for(encoder.wait_ready(), LOADS_WITHIN)
     assert (await encoder.cards(["two"])).shape[0] == 1
 
 
 async def test_stop_kills_a_stuck_worker_and_fails_pending_calls(encoder: Encoder) -> None:
-    assert encoder.pid is not None
-    with watched(encoder.pid) as worker:
-        os.kill(encoder.pid, signal.SIGSTOP)
+    assert pid_of(encoder) is not None
+    with watched(pid_of(encoder)) as worker:
+        os.kill(pid_of(encoder), signal.SIGSTOP)
         waiting = [asyncio.create_task(encoder.cards([text])) for text in ("one", "two")]
         query = asyncio.create_task(encoder.query(["asked"], ENDS_WITHIN))
         await turns()
@@ -314,7 +319,7 @@ def test_the_worker_dies_with_its_parent(prepared: Prepared) -> None:
         "from registry.embedding.local import LocalModel\n"
         "async def main():\n"
         f"    encoder = Encoder(LocalModel({str(reference_folder())!r}, Path(sys.argv[1])), 'test')\n"
-        "    await encoder.start(); await encoder.wait_ready(); print('pid', encoder.pid, flush=True)\n"
+        "    await encoder.start(); await encoder.wait_ready(); print('pid', *encoder.pids, flush=True)\n"
         "    await asyncio.Event().wait()\n"
         "asyncio.run(main())\n"
     )
