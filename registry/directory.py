@@ -1,7 +1,7 @@
 """The use cases of the registry, which every door calls: they change the store and search the index."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -35,8 +35,6 @@ from registry.records import (
 from registry.requests import (
     AgentRecord,
     AgentReference,
-    DiscoverRequest,
-    DiscoverResult,
     EmbeddingState,
     FeedbackRequest,
     RegisterResult,
@@ -76,7 +74,8 @@ class Directory:
         self._liveness = liveness
         self._max_agents = max_agents
         self._updater = updater
-        self._searcher = searcher
+        self.searcher = searcher
+        """Answers DISCOVER."""
         self._models = models
         # One thread of our own: slow cards would delay each other, and everybody else who needs a thread.
         self._parser = ThreadPoolExecutor(1, thread_name_prefix="registry-cards")
@@ -133,12 +132,6 @@ class Directory:
         )
         await self._updater.wait_for(outcome.revision)
         return outcome
-
-    async def put_vectors(self, space: str, vectors: Sequence[CardVectors]) -> int:
-        """Keep vectors for cards that have not changed since; return for how many. Goes behind all requests."""
-        return await self._broker.write_background(
-            lambda tx, _now: tx.table(RegistryTables).vectors.put(space, vectors)
-        )
 
     async def unregister(self, tenant: str, reference: AgentReference) -> Agent:
         """Remove an agent and return it (G2), as others see it if they named it by its name (G4).
@@ -212,13 +205,6 @@ class Directory:
         rows = 0 if vectors is None else len(unpack_rows(vectors.vectors))
         return AgentRecord(agent, state, send_address, mailbox_no, embedding, rows)
 
-    def discover(self, tenant: str, query: DiscoverRequest, budget: int) -> Awaitable[DiscoverResult]:
-        """Find agents (G3): a page of at most ``budget`` bytes of cards and reports, but of one agent at least.
-
-        Raises :class:`BadRequestError` for an unknown cursor, :class:`BusyError` while the index is being loaded.
-        """
-        return self._searcher.discover(tenant, query, budget)
-
     async def feedback(self, tenant: str, said: FeedbackRequest, credential: str) -> bool:
         """Remember whether an agent served a search (G5); return whether the caller's word counts (G6).
 
@@ -242,7 +228,7 @@ class Directory:
             tables = tx.table(RegistryTables)
             if address is None:
                 return rules.forget_all(tables, tenant, FORGOTTEN, now), tables.agents.revision()
-            agent = rules.found_as(tables, tenant, address, now)
+            agent = find_own(tables, tenant, address, now)
             if agent is None:
                 raise NoSuchAgentError(address)
             return tables.memory.forget_agent(agent.no, now, FORGOTTEN), tables.agents.revision()
@@ -255,7 +241,7 @@ class Directory:
         return forgotten
 
     def _asked(self, tenant: str, query_id: str) -> AskedQuery:
-        query = self._searcher.asked.get(tenant, query_id)
+        query = self.searcher.asked.get(tenant, query_id)
         if query is None or not self._policy.on(tenant):
             raise BadRequestError("query_id", "not known, or older than an hour; ask again with DISCOVER")
         return query

@@ -277,14 +277,16 @@ class Trial:
 
     async def by_text(self, query: str) -> list[str]:
         """Search as DISCOVER does with ``text``."""
-        found = await self._registry.directory.discover(TENANT, DiscoverRequest(text=query, limit=DEPTH), _ALL)
+        found = await self._registry.directory.searcher.discover(TENANT, DiscoverRequest(text=query, limit=DEPTH), _ALL)
         return self._keys_of(found.agents)
 
     async def by_meaning(self, query: str) -> list[str]:
         """Search as DISCOVER does with ``semantic``; :class:`UnavailableError` if keywords alone would answer."""
         # The encoder remembers them: the service would not wait as long for a slow model.
         await self._encode(query)
-        found = await self._registry.directory.discover(TENANT, DiscoverRequest(semantic=query, limit=DEPTH), _ALL)
+        found = await self._registry.directory.searcher.discover(
+            TENANT, DiscoverRequest(semantic=query, limit=DEPTH), _ALL
+        )
         if found.note:
             raise UnavailableError(found.note)
         return self._keys_of(found.agents)

@@ -211,7 +211,7 @@ def vote(
 
     Raises :class:`NoSuchAgentError`, and :class:`BadRequestError` for an agent that the search did not find.
     """
-    agent = found_as(tx, query.tenant, address, now)
+    agent = find_own(tx, query.tenant, address, now)
     if agent is None:
         raise NoSuchAgentError(address)
     if not query.found(agent.no):
@@ -225,12 +225,6 @@ def vote(
         tx.memory.forget(tx.memory.oldest(query.tenant, min(over, MAX_FORGOTTEN)), now)
     tx.memory.vote(Vote(tx.memory.keep(query, now), agent.no, voter, value, now), MAX_VOTES)
     return tx.agents.revision()
-
-
-def found_as(tx: RegistryTables, tenant: str, address: str, now: int) -> Agent | None:
-    """Return the agent that others find under an address (G4)."""
-    shown = behind(tx, tenant, address, now)
-    return tx.agents.find(tenant, address) if shown is None else tx.agents.pick([shown.no])[shown.no]
 
 
 def collect_requests(tx: RegistryTables, keep: int, now: int, limit: int) -> tuple[int, bool]:

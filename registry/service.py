@@ -16,7 +16,7 @@ from mediator.host import Host
 from mediator.http.guard import Guard
 from registry.api.console import add_pages
 from registry.api.doors import RegistryApi, add_verbs
-from registry.api.operations import AgentOperations, RegistryOperations
+from registry.api.operations import RegistryOperations
 from registry.checks import examine
 from registry.directory import Directory
 from registry.embedding.switching import EmbeddingModels
@@ -154,8 +154,7 @@ async def open_registry(host: Host) -> AsyncIterator[Directory]:
         if models is not None:
             metrics.watch_model(lambda: models.unembedded, lambda: models.encoder.ready)
         host.add_health_check("registry", updater.check)
-        host.operations.add_methods(RegistryOperations(made.directory, updater, models))
-        host.operations.add_methods(AgentOperations(made.directory))
+        host.operations.add_methods(RegistryOperations(host.broker, made.directory, updater, models))
         host.add_doctor_check(partial(examine, updater, models, outside.reranker))
         signs = WeakSigns(made.directory.sign)
         signs.start()

@@ -95,7 +95,7 @@ class RegistryApi:
         tenant = self._tenant(request)
         query = codec.parse_query(request.query)
         async with self._searches:
-            page = await self._directory.discover(tenant, query, BUDGET)
+            page = await self._directory.searcher.discover(tenant, query, BUDGET)
         return _json(codec.encode_page(page, query), headers=_next(query, page.next))
 
     async def _show(self, request: web.Request) -> web.Response:
@@ -215,7 +215,7 @@ def add_verbs(host: Host, directory: Directory, policy: MemoryPolicy, signs: Wea
     async def discover(tenant: str, data: bytes, budget: ReplyBudget) -> bytes:
         query = codec.parse_discover(parse_body(data))
         async with searches:
-            page = await directory.discover(tenant, query, budget())
+            page = await directory.searcher.discover(tenant, query, budget())
         if page.query_id and tenant in policy.signs:
             addresses = [agent.address for agent in page.agents]
             signs.found(tenant, callers.connection.get(), page.query_id, callers.current.get(), addresses)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from mediator.broker import Broker
 from mediator.errors import BadRequestError
 from mediator.fields import Fields
 from mediator.mailboxes.address import DEFAULT_TENANT, is_generated, redact
@@ -58,6 +59,7 @@ from registry.index.updater import IndexUpdater
 from registry.index.vectors import Halves, unpack_rows
 from registry.records import Agent, CardVectors, State
 from registry.requests import MAX_PAGE, AgentRecord, AgentReference, EmbeddingState
+from registry.tables import RegistryTables
 
 BUDGET = 512 * 1024
 """Bytes of cards and reports on a page."""
@@ -80,13 +82,25 @@ _MAILBOX = about(
     ADDRESS, "The mailbox of an agent, its send-only address, `id:` and the agent's number, or `name:` and its name."
 )
 _ONE = {"tenant": TENANT, "mailbox": _MAILBOX}
+MAX_TOGETHER = 256
+"""Cards of one request: they are one transaction, for which senders may have to wait."""
+MAX_SPACE = 1024
+_NORM_TOLERANCE = 0.01
+"""How far the length of a vector may be from one; half precision needs less."""
+
+_IN_BULK = {"space": TEXT, "agents": many(ANY)}
 
 
-class AgentOperations:
-    """The operations ``agent-list``, ``agent-show`` and ``agent-unregister``."""
+class RegistryOperations:
+    """What operators can ask of the registry."""
 
-    def __init__(self, directory: Directory) -> None:
+    def __init__(
+        self, broker: Broker, directory: Directory, updater: IndexUpdater, models: EmbeddingModels | None
+    ) -> None:
+        self._broker = broker
         self._directory = directory
+        self._updater = updater
+        self._models = models
 
     @operation(
         "agent-list",
@@ -125,7 +139,7 @@ class AgentOperations:
             fields[name] = read_number(request, name, 1, highest)
         wanted = {name: request.get(name) for name in ("state", "tags", "skills")}
         query = codec.parse_discover(Fields({**fields, "explain": request.get("explain"), "filter": wanted}))
-        page = await self._directory.discover(_tenant(request), query, BUDGET)
+        page = await self._directory.searcher.discover(_tenant(request), query, BUDGET)
         agents = [
             {
                 **_describe(agent, state),
@@ -200,59 +214,6 @@ class AgentOperations:
         mailbox = read_text(request, "mailbox")
         address = agent_id(mailbox) if mailbox else None
         return {"forgotten": await self._directory.forget_use(_tenant(request), address)}
-
-
-def _tenant(request: OperationRequest) -> str:
-    return read_text(request, "tenant") or DEFAULT_TENANT
-
-
-def _describe(agent: Agent, state: State) -> dict[str, Any]:
-    return {
-        **codec.encode_history(agent),
-        "name": _as_seen(agent.name, agent.address),
-        "number": agent.no,
-        "card": _as_seen(orjson.loads(agent.card), agent.address),
-        "state": state.value,
-        "last_seen": agent.seen_at // 1000,
-        "status": None if agent.status is None else _as_seen(orjson.loads(agent.status), agent.address),
-    }
-
-
-def _as_seen(value: Any, address: str, name: str = "") -> Any:
-    """Return JSON of an agent as the actor may see it: its address redacted without the right to payloads (A7)."""
-    if is_allowed(Right.READ_PAYLOAD):
-        return value
-    if isinstance(value, dict):
-        return {key: _as_seen(item, address, key) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_as_seen(item, address, name) for item in value]
-    if not isinstance(value, str):
-        return value
-    # A chosen address may be a word of a text as well.
-    chosen = (name == "mailbox" or "/" in value) and not is_generated(address)
-    return _WORD.sub(lambda word: _redact_address(word[0], address if chosen else ""), value)
-
-
-def _redact_address(word: str, chosen: str) -> str:
-    return redact(word) if word == chosen or is_generated(word) or is_send_only(word) else word
-
-
-MAX_TOGETHER = 256
-"""Cards of one request: they are one transaction, for which senders may have to wait."""
-MAX_SPACE = 1024
-_NORM_TOLERANCE = 0.01
-"""How far the length of a vector may be from one; half precision needs less."""
-
-_IN_BULK = {"space": TEXT, "agents": many(ANY)}
-
-
-class RegistryOperations:
-    """The operations ``registry``, ``agents-put`` and ``agents-embed``."""
-
-    def __init__(self, directory: Directory, updater: IndexUpdater, models: EmbeddingModels | None) -> None:
-        self._directory = directory
-        self._updater = updater
-        self._models = models
 
     @operation(
         "registry",
@@ -334,7 +295,11 @@ class RegistryOperations:
         vectors = [
             CardVectors(no, revision, _vectors(f"agents[{at}]", told, dims)[0]) for at, (no, revision, told) in rows
         ]
-        return {"embedded": await self._directory.put_vectors(space, vectors)}
+        # Behind all requests: such vectors come by thousands.
+        embedded = await self._broker.write_background(
+            lambda tx, _now: tx.table(RegistryTables).vectors.put(space, vectors)
+        )
+        return {"embedded": embedded}
 
     def _own_space(self, space: str) -> str:
         if self._models is None:
@@ -345,6 +310,41 @@ class RegistryOperations:
         if space != str(own):
             raise BadRequestError("space", f'expected that of the configured model, {own}, got "{space[:MAX_SPACE]}"')
         return space
+
+
+def _tenant(request: OperationRequest) -> str:
+    return read_text(request, "tenant") or DEFAULT_TENANT
+
+
+def _describe(agent: Agent, state: State) -> dict[str, Any]:
+    return {
+        **codec.encode_history(agent),
+        "name": _as_seen(agent.name, agent.address),
+        "number": agent.no,
+        "card": _as_seen(orjson.loads(agent.card), agent.address),
+        "state": state.value,
+        "last_seen": agent.seen_at // 1000,
+        "status": None if agent.status is None else _as_seen(orjson.loads(agent.status), agent.address),
+    }
+
+
+def _as_seen(value: Any, address: str, name: str = "") -> Any:
+    """Return JSON of an agent as the actor may see it: its address redacted without the right to payloads (A7)."""
+    if is_allowed(Right.READ_PAYLOAD):
+        return value
+    if isinstance(value, dict):
+        return {key: _as_seen(item, address, key) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_as_seen(item, address, name) for item in value]
+    if not isinstance(value, str):
+        return value
+    # A chosen address may be a word of a text as well.
+    chosen = (name == "mailbox" or "/" in value) and not is_generated(address)
+    return _WORD.sub(lambda word: _redact_address(word[0], address if chosen else ""), value)
+
+
+def _redact_address(word: str, chosen: str) -> str:
+    return redact(word) if word == chosen or is_generated(word) or is_send_only(word) else word
 
 
 def _dims(space: str) -> int:

@@ -37,7 +37,7 @@ from registry.requests import (
 from registry.rules import shown_to_others
 from registry.search.feedback import AskedQueries
 from registry.search.reranking import Reranker
-from registry.search.snapshots import ExplainedRequest, SearchResult, SearchSnapshot, SnapshotCache, SnapshotSharing
+from registry.search.snapshots import ExplainedRequest, SearchResult, SearchSnapshot, SnapshotCache
 from registry.tables import RegistryTables
 
 T = TypeVar("T")
@@ -84,22 +84,23 @@ class Searcher:
         self._updater = updater
         self._models = models
         self._metrics = metrics
-        self._snapshots = SnapshotCache()
-        self._sharing = None if announcer is None else SnapshotSharing(announcer, self._snapshots)
+        self._snapshots = SnapshotCache(announcer)
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="registry-search")
 
     async def open(self) -> None:
         """Start to receive the snapshots of other instances, and what was asked there."""
         await self.asked.open()
-        if self._sharing is not None:
-            await self._sharing.open()
+        await self._snapshots.open()
 
     def close(self) -> None:
         """Stop the threads."""
         self._threads.shutdown(wait=True)
 
     async def discover(self, tenant: str, query: DiscoverRequest, budget: int) -> DiscoverResult:
-        """See :meth:`registry.directory.Directory.discover`."""
+        """Find agents (G3): a page of at most ``budget`` bytes of cards and reports, but of one agent at least.
+
+        Raises :class:`BadRequestError` for an unknown cursor, :class:`BusyError` while the index is being loaded.
+        """
         if query.cursor is not None:
             snapshot, start = self._resume(tenant, query.cursor)
             if query.explain and snapshot.result.explained is None and snapshot.result.mode != LISTED:
@@ -110,8 +111,8 @@ class Searcher:
         overhead = OVERHEAD + EXPLAINED if query.explain else OVERHEAD
         page, end = await self._page(tenant, result, start, query.limit, budget, overhead)
         more = end < len(result.numbers)
-        if more and query.cursor is None and self._sharing is not None:
-            await self._sharing.publish(snapshot)
+        if more and query.cursor is None:
+            await self._snapshots.publish(snapshot)
         found = DiscoverResult(
             agents=[agent for _, agent in page],
             scores=[float(result.scores[place]) if len(result.scores) else 1.0 for place, _ in page],
@@ -159,7 +160,10 @@ class Searcher:
             vectors, note = await self._vectors(index, texts)
         remember = vectors is not None and self._policy.on(tenant)
         space = self._updater.space
-        ranked, total = await self._run(_rank, index, texts, vectors, remember, filter_, now)
+        # Analyzed on the thread too, since some requests take many milliseconds.
+        ranked, total = await self._run(
+            lambda: index.search(IndexQuery([analyze(text) for text in texts], vectors, remember), filter_, now)
+        )
         if self._reranker is not None and mode == BY_MEANING and len(ranked.numbers) > 1:
             ranked, late = await self._rerank(self._reranker, tenant, texts[0], ranked)
             note = "; ".join(filter(None, (note, late)))
@@ -221,19 +225,8 @@ class Searcher:
         return page, end
 
     async def _run(self, search: Callable[..., T], *arguments: object) -> T:
-        """Run on a thread; requests are also analyzed there, since some take many milliseconds."""
+        """Run on a thread of the searcher's own."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(search, *arguments))
-
-
-def _rank(
-    index: TenantIndex,
-    texts: list[str],
-    vectors: NDArray[np.float32] | None,
-    remember: bool,
-    filter_: SearchFilter,
-    now: int,
-) -> tuple[TopAgents, int]:
-    return index.search(IndexQuery([analyze(text) for text in texts], vectors, remember), filter_, now)
 
 
 def _pick(tenant: str, numbers: list[int], budget: int, tx: Transaction, now: int) -> list[Agent | None]:

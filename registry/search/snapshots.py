@@ -22,6 +22,8 @@ KEEP_SECONDS = 60.0
 MAX_BYTES = 64 * 1024 * 1024
 """Bytes of all snapshots; above it the oldest ones of the tenant with the most bytes are dropped."""
 ID_BYTES = 12
+SMALL = 10_000
+"""Agents up to which a result is packed on the event loop: handing it to a thread takes longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +79,28 @@ class SearchSnapshot:
 
 
 class SnapshotCache:
-    """The snapshots of one instance."""
+    """The snapshots of this instance, and those of the others that share its database."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, announcer: Announcer | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._announcer = announcer
         self._clock = clock
         self._snapshots: defaultdict[str, OrderedDict[str, SearchSnapshot]] = defaultdict(OrderedDict)
         """By tenant and id, oldest first."""
         self._newest: dict[tuple[str, bytes], str] = {}
         self._bytes: Counter[str] = Counter()
         """By tenant."""
+
+    async def open(self) -> None:
+        """Start to receive those of other instances."""
+        if self._announcer is not None:
+            await self._announcer.listen(self._receive)
+
+    async def publish(self, snapshot: SearchSnapshot) -> None:
+        """Send a snapshot to the other instances; await it before the first page is answered, so that they have it."""
+        if self._announcer is None:
+            return
+        small = len(snapshot.result.numbers) <= SMALL
+        await self._announcer.publish(_pack(snapshot) if small else await asyncio.to_thread(_pack, snapshot))
 
     def keep(self, tenant: str, key: bytes, result: SearchResult) -> SearchSnapshot:
         """Keep a result, for further pages of the same request with or without a cursor.
@@ -119,6 +134,15 @@ class SnapshotCache:
         id = self._newest.get((tenant, key))
         return None if id is None else self.get(tenant, id)
 
+    def _receive(self, data: bytes) -> None:
+        # Messages of any other form are ignored.
+        with suppress(ValueError, TypeError, zlib.error):
+            head, _, rows = data.partition(b"\n")
+            id, tenant, key, total, mode, note, count, *explained = orjson.loads(head)
+            known = self.get(tenant, id)
+            result = _unpack(rows, count, total, mode, note, *explained) if known is None else known.result
+            self.add(id, tenant, bytes.fromhex(key), result)
+
     def _trim(self, size: int) -> None:
         """Drop snapshots that are too old; then the oldest of the tenant with the most, until ``size`` bytes fit."""
         oldest = self._clock() - KEEP_SECONDS
@@ -134,36 +158,6 @@ class SnapshotCache:
         self._bytes[tenant] -= dropped.size
         if self._newest.get((tenant, dropped.key)) == id:
             del self._newest[tenant, dropped.key]
-
-
-SMALL = 10_000
-"""Agents up to which a result is packed on the event loop: handing it to a thread takes longer."""
-
-
-class SnapshotSharing:
-    """Sends the snapshots of this instance to the others, and keeps theirs."""
-
-    def __init__(self, announcer: Announcer, snapshots: SnapshotCache) -> None:
-        self._announcer = announcer
-        self._snapshots = snapshots
-
-    async def open(self) -> None:
-        """Start to listen."""
-        await self._announcer.listen(self._receive)
-
-    async def publish(self, snapshot: SearchSnapshot) -> None:
-        """Send a snapshot; await it before the first page is answered, so that the others have it in time."""
-        small = len(snapshot.result.numbers) <= SMALL
-        await self._announcer.publish(_pack(snapshot) if small else await asyncio.to_thread(_pack, snapshot))
-
-    def _receive(self, data: bytes) -> None:
-        # Messages of any other form are ignored.
-        with suppress(ValueError, TypeError, zlib.error):
-            head, _, rows = data.partition(b"\n")
-            id, tenant, key, total, mode, note, count, *explained = orjson.loads(head)
-            known = self._snapshots.get(tenant, id)
-            result = _unpack(rows, count, total, mode, note, *explained) if known is None else known.result
-            self._snapshots.add(id, tenant, bytes.fromhex(key), result)
 
 
 def _pack(snapshot: SearchSnapshot) -> bytes:

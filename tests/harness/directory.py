@@ -38,7 +38,7 @@ class Instance:
         return done.agent.no
 
     async def discover(self, tenant: str = "default", budget: int = BUDGET, **asked: object) -> DiscoverResult:
-        return await self.directory.discover(tenant, DiscoverRequest(**asked), budget)
+        return await self.directory.searcher.discover(tenant, DiscoverRequest(**asked), budget)
 
     async def found(self, **asked: object) -> list[str]:
         return [agent.name for agent in (await self.discover(**asked)).agents]

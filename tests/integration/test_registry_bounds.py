@@ -14,7 +14,7 @@ from registry.index.analysis import analyze
 from registry.records import Agent
 from registry.requests import DiscoverRequest
 from registry.search import searcher
-from registry.search.snapshots import SearchResult, SearchSnapshot, SnapshotCache, SnapshotSharing
+from registry.search.snapshots import SearchResult, SearchSnapshot, SnapshotCache
 from registry.tables import Agents
 from tests.harness.directory import instance
 from tests.harness.stores import ram_store
@@ -60,7 +60,7 @@ async def test_a_forged_snapshot_shows_no_agents_of_other_tenants():
         await one.register("own")
         theirs = (await one.directory.register("other", b'{"mailbox": "theirs"}')).agent.no
         forged = SearchResult(np.array([theirs], np.int64), np.empty(0, np.float32), 1, "list")
-        await SnapshotSharing(air, SnapshotCache()).publish(SearchSnapshot("id", "default", b"", forged, 0.0))
+        await SnapshotCache(air).publish(SearchSnapshot("id", "default", b"", forged, 0.0))
         assert await one.found(cursor="id.0") == []
 
 
@@ -78,7 +78,7 @@ async def test_the_event_loop_runs_while_a_request_is_analyzed(monkeypatch: pyte
         await one.register("payments", "Pays an invoice")
         monkeypatch.setattr(searcher, "analyze", slow)
         asyncio.get_running_loop().call_soon(others_go_on.set)
-        page = await one.directory.discover("default", asked, 1 << 20)
+        page = await one.directory.searcher.discover("default", asked, 1 << 20)
         assert [agent.name for agent in page.agents] == ["payments"]
 
 

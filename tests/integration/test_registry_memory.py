@@ -172,7 +172,8 @@ async def test_what_is_forgotten_of_one_agent_lifts_it_no_more() -> None:
         await say(one, query_id)
         await one.directory.feedback("default", FeedbackRequest(query_id, "agent.tide", True), "")
         rows = pack_rows(VECTOR[None])
-        await one.directory.put_vectors(SPACE, [CardVectors(no, 1 + at, rows) for at, no in enumerate((boats, tide))])
+        made = [CardVectors(no, 1 + at, rows) for at, no in enumerate((boats, tide))]
+        await one.broker.write(lambda tx, _now: tx.table(RegistryTables).vectors.put(SPACE, made))
 
         async def lifts() -> dict[int, float]:
             index = await one.updater.index("default")

@@ -11,7 +11,6 @@ from registry.search.snapshots import (
     ExplainedRequest,
     SearchResult,
     SnapshotCache,
-    SnapshotSharing,
 )
 from tests.harness.clock import ManualClock
 
@@ -23,7 +22,7 @@ def result(*numbers: int) -> SearchResult:
 @pytest.mark.rule("G3")
 def test_a_result_is_kept_for_a_minute():
     clock = ManualClock()
-    snapshots = SnapshotCache(clock)
+    snapshots = SnapshotCache(clock=clock)
     kept = snapshots.keep("default", b"key", result(1, 2))
     clock.now += KEEP_SECONDS - 1
     assert snapshots.get("default", kept.id) is kept
@@ -35,7 +34,7 @@ def test_a_result_is_kept_for_a_minute():
 
 @pytest.mark.rule("A6", "G3")
 def test_no_tenant_sees_the_results_of_another():
-    snapshots = SnapshotCache(ManualClock())
+    snapshots = SnapshotCache(clock=ManualClock())
     kept = snapshots.keep("one", b"key", result(1))
     assert snapshots.get("two", kept.id) is None
     assert snapshots.find("two", b"key") is None
@@ -44,7 +43,7 @@ def test_no_tenant_sees_the_results_of_another():
 @pytest.mark.rule("G3")
 def test_a_request_continues_the_newest_an_id_any_snapshot():
     clock = ManualClock()
-    snapshots = SnapshotCache(clock)
+    snapshots = SnapshotCache(clock=clock)
     first = snapshots.keep("default", b"key", result(1))
     second = snapshots.keep("default", b"key", result(2))
     assert snapshots.find("default", b"key") is second
@@ -54,14 +53,14 @@ def test_a_request_continues_the_newest_an_id_any_snapshot():
 
 
 def test_memory_is_bounded_and_the_oldest_go_first():
-    snapshots = SnapshotCache(ManualClock())
+    snapshots = SnapshotCache(clock=ManualClock())
     large = result(*range(MAX_BYTES // 12 // 3))
     kept = [snapshots.keep("default", bytes([n]), large) for n in range(4)]
     assert [snapshots.get("default", one.id) is not None for one in kept] == [False, False, True, True]
 
 
 def test_repeating_a_request_takes_no_more_memory():
-    snapshots = SnapshotCache(ManualClock())
+    snapshots = SnapshotCache(clock=ManualClock())
     other = snapshots.keep("default", b"other", result(1, 2))
     for _ in range(10):
         kept = snapshots.keep("default", b"key", result(*range(MAX_BYTES // 12 // 3)))
@@ -71,7 +70,7 @@ def test_repeating_a_request_takes_no_more_memory():
 
 
 def test_a_tenant_that_asks_a_lot_costs_no_other_its_pages():
-    snapshots = SnapshotCache(ManualClock())
+    snapshots = SnapshotCache(clock=ManualClock())
     few = [snapshots.keep("quiet", bytes([n]), result(n)) for n in range(3)]
     large = result(*range(MAX_BYTES // 12 // 3))
     for n in range(20):
@@ -96,12 +95,12 @@ class Air:
         self.hearing.append(heard)
 
 
-async def instances(clock: ManualClock) -> tuple[Air, SnapshotCache, SnapshotSharing, SnapshotCache]:
-    air, one, two = Air(), SnapshotCache(clock), SnapshotCache(clock)
-    here = SnapshotSharing(air, one)
-    await here.open()
-    await SnapshotSharing(air, two).open()
-    return air, one, here, two
+async def instances(clock: ManualClock) -> tuple[Air, SnapshotCache, SnapshotCache]:
+    air = Air()
+    one, two = SnapshotCache(air, clock), SnapshotCache(air, clock)
+    await one.open()
+    await two.open()
+    return air, one, two
 
 
 RANKED = SearchResult(np.array([7, 1, 2**40, 3], np.int64), np.array([1, 0.5, 0.25, 0.1], np.float32), 4, "text")
@@ -113,9 +112,9 @@ NOBODY = SearchResult(np.empty(0, np.int64), np.empty(0, np.float32), 0, "list")
 @pytest.mark.rule("G3")
 @pytest.mark.parametrize("result", [RANKED, LISTED, NOBODY, EXPLAINED])
 async def test_a_shared_snapshot_is_the_same_at_every_instance(result: SearchResult):
-    air, one, here, two = await instances(ManualClock())
+    air, one, two = await instances(ManualClock())
     kept = one.keep("acme", b"key", result)
-    await here.publish(kept)
+    await one.publish(kept)
     for at in (one, two):
         for found in (at.get("acme", kept.id), at.find("acme", b"key")):
             assert found.result.equals(result)
@@ -127,21 +126,21 @@ async def test_a_shared_snapshot_is_the_same_at_every_instance(result: SearchRes
 @pytest.mark.rule("G3")
 async def test_a_result_that_is_found_again_is_kept_longer_everywhere():
     clock = ManualClock()
-    _, one, here, two = await instances(clock)
+    _, one, two = await instances(clock)
     first = one.keep("acme", b"key", RANKED)
-    await here.publish(first)
+    await one.publish(first)
     clock.now += KEEP_SECONDS - 1
     again = one.keep("acme", b"key", RANKED)
     assert again.id == first.id
-    await here.publish(again)
+    await one.publish(again)
     clock.now += KEEP_SECONDS - 1
     assert one.get("acme", first.id) is not None
     assert two.get("acme", first.id) is not None
 
 
 async def test_announcements_that_are_none_are_ignored():
-    air, one, here, two = await instances(ManualClock())
-    await here.publish(one.keep("acme", b"key", RANKED))
+    air, one, two = await instances(ManualClock())
+    await one.publish(one.keep("acme", b"key", RANKED))
     [told] = air.told
     head, _, rows = told.partition(b"\n")
     bomb = head.replace(b",4]", b",900000000]") + b"\n" + rows
