@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from benchmarks import prefill
 from benchmarks.prefill_agents import CHUNK, scattered
 from registry.index.vectors import pack_rows
-from registry.records import USEFUL, AskedQuery, Vote
+from registry.records import USEFUL, RecentSearch, Vote
 from registry.tables import RegistryTables
 
 
@@ -34,7 +34,7 @@ def add_requests(
                 rows = scattered(dice, topics[chosen])
                 for at, (topic, row) in enumerate(zip(chosen.tolist(), rows, strict=True), start):
                     agent_no = int(dice.choice(serving[topic]))
-                    asked = AskedQuery("", prefill.TENANT, f"request {at}", space, pack_rows(row[None]), b"")
+                    asked = RecentSearch("", prefill.TENANT, f"request {at}", space, pack_rows(row[None]), b"")
                     memory.vote(Vote(memory.keep(asked, now), agent_no, at + 1, USEFUL, now), 1)
             kept.upkeep(busy=False)
             yield start + len(rows)

@@ -23,10 +23,10 @@ from registry.records import (
     USEFUL,
     USELESS,
     Agent,
-    AskedQuery,
     CardVectors,
     Liveness,
     MemoryPolicy,
+    RecentSearch,
     Registration,
     State,
     voter_of,
@@ -39,7 +39,7 @@ from registry.requests import (
     FeedbackRequest,
     RegisterResult,
 )
-from registry.rules import behind, find_own, shown_to_others
+from registry.rules import find_by_send_only, find_own, shown_to_others
 from registry.search.feedback import Sign
 from registry.search.searcher import Searcher
 from registry.tables import RegistryTables
@@ -165,7 +165,7 @@ class Directory:
 
         def find(tx: Transaction, now: int) -> Agent | None:
             tables = tx.table(RegistryTables)
-            return behind(tables, tenant, address, now) or tables.agents.find(tenant, address)
+            return find_by_send_only(tables, tenant, address, now) or tables.agents.find(tenant, address)
 
         agent = await self._broker.read_inline(find)
         if agent is None:
@@ -205,18 +205,18 @@ class Directory:
         rows = 0 if vectors is None else len(unpack_rows(vectors.vectors))
         return AgentRecord(agent, state, send_address, mailbox_no, embedding, rows)
 
-    async def feedback(self, tenant: str, said: FeedbackRequest, credential: str) -> bool:
+    async def feedback(self, tenant: str, request: FeedbackRequest, credential: str) -> bool:
         """Remember whether an agent served a search (G5); return whether the caller's word counts (G6).
 
         Raises :class:`BadRequestError` for an unknown search or an agent that it did not find,
         :class:`NoSuchAgentError`.
         """
-        query = self._asked(tenant, said.query_id)
-        return await self._vote(query, said.address, USEFUL if said.useful else USELESS, credential)
+        query = self._find_search(tenant, request.query_id)
+        return await self._vote(query, request.address, USEFUL if request.useful else USELESS, credential)
 
     async def sign(self, sign: Sign) -> None:
         """Remember a message to an agent as a weak sign that it served (G8); raises as :meth:`feedback`."""
-        await self._vote(self._asked(sign.tenant, sign.query_id), sign.address, SIGN, sign.credential)
+        await self._vote(self._find_search(sign.tenant, sign.query_id), sign.address, SIGN, sign.credential)
 
     async def forget_use(self, tenant: str, address: str | None) -> int:
         """Forget what is remembered of an agent, or of all of a tenant (G7); return how many votes, or requests.
@@ -240,17 +240,17 @@ class Directory:
         await self._updater.wait_for(revision, remembered=True)
         return forgotten
 
-    def _asked(self, tenant: str, query_id: str) -> AskedQuery:
-        query = self.searcher.asked.get(tenant, query_id)
+    def _find_search(self, tenant: str, query_id: str) -> RecentSearch:
+        query = self.searcher.recent.get(tenant, query_id)
         if query is None or not self._policy.on(tenant):
             raise BadRequestError("query_id", "not known, or older than an hour; ask again with DISCOVER")
         return query
 
-    async def _vote(self, query: AskedQuery, address: str, value: int, credential: str) -> bool:
+    async def _vote(self, query: RecentSearch, address: str, value: int, credential: str) -> bool:
         tenant, alone = query.tenant, self._policy.is_only_party(query.tenant, credential)
         voter = voter_of_request(query.text) if alone else voter_of(credential)
         owner = None if alone else voter
-        over = (await self._updater.index(tenant)).remembered + 1 - self._policy.most
+        over = (await self._updater.index(tenant)).remembered + 1 - self._policy.max_requests
         revision = await self._broker.write(
             lambda tx, now: rules.vote(tx.table(RegistryTables), query, address, value, voter, owner, over, now)
         )

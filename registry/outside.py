@@ -149,12 +149,12 @@ class OutsideService:
         return self._session
 
 
-async def _read(response: ClientResponse, most: int) -> bytes:
-    """Read a body, up to the first piece beyond ``most`` bytes."""
+async def _read(response: ClientResponse, max_bytes: int) -> bytes:
+    """Read a body, up to the first piece beyond ``max_bytes``."""
     data = bytearray()
     async for piece in response.content.iter_any():
         data += piece
-        if len(data) > most:
+        if len(data) > max_bytes:
             break
     return bytes(data)
 

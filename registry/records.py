@@ -208,7 +208,7 @@ class RequestChange(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class AskedQuery:
+class RecentSearch:
     """A search that was answered, and waits for a word on who served it."""
 
     id: str
@@ -264,7 +264,7 @@ class MemoryPolicy:
     """Tenants where a message to an agent that was just found is a weak sign (G8)."""
     parties: Callable[[str], int] = lambda _tenant: 0
     """Returns how many credentials a tenant has."""
-    most: int = 100_000
+    max_requests: int = 100_000
     """Requests of a tenant that are remembered."""
     keep: int = 90 * DAY
     """Milliseconds for which one is remembered that is not asked again."""

@@ -15,10 +15,10 @@ from registry.cards.card import NAMED, agent_id, keeps_secret, with_send_only
 from registry.records import (
     SIGN,
     Agent,
-    AskedQuery,
     CardVectors,
     LastSeenCursor,
     Liveness,
+    RecentSearch,
     Registration,
     SilentAgent,
     Vote,
@@ -126,7 +126,7 @@ def report(tx: RegistryTables, tenant: str, address: str | None, name: str | Non
 
 
 def _check_own(tx: RegistryTables, tenant: str, address: str, now: int) -> None:
-    if behind(tx, tenant, address, now) is not None:
+    if find_by_send_only(tx, tenant, address, now) is not None:
         raise SendOnlyError(address)
 
 
@@ -175,13 +175,13 @@ def _shown(agent: Agent, send_only: str | None) -> Agent:
 
 def find_own(tx: RegistryTables, tenant: str, address: str, now: int) -> Agent | None:
     """Return the agent of a mailbox as it was registered, by its own address or the one that others know it by."""
-    shown = behind(tx, tenant, address, now)
+    shown = find_by_send_only(tx, tenant, address, now)
     if shown is None:
         return tx.agents.find(tenant, address)
     return tx.agents.pick([shown.no]).get(shown.no)
 
 
-def behind(tx: RegistryTables, tenant: str, address: str, now: int) -> Agent | None:
+def find_by_send_only(tx: RegistryTables, tenant: str, address: str, now: int) -> Agent | None:
     """Return the agent that others know by this send-only address, as they see it; None if there is none."""
     if not is_send_only(address):
         return None
@@ -201,7 +201,14 @@ MAX_FORGOTTEN = 20
 
 
 def vote(
-    tx: RegistryTables, query: AskedQuery, address: str, value: int, voter: int, owner: int | None, over: int, now: int
+    tx: RegistryTables,
+    query: RecentSearch,
+    address: str,
+    value: int,
+    voter: int,
+    owner: int | None,
+    over: int,
+    now: int,
 ) -> int | None:
     """Keep a vote on how the agent of an address served a request; return its revision, None if it does not count.
 

@@ -24,7 +24,7 @@ from registry.index.updater import IndexUpdater
 from registry.metrics import RegistryMetrics
 from registry.outside import OutsideService
 from registry.records import NO_MEMORY, Liveness, MemoryPolicy
-from registry.search.feedback import AskedQueries, WeakSigns
+from registry.search.feedback import RecentSearches, WeakSigns
 from registry.search.reranking import Reranker
 from registry.search.searcher import Searcher
 from registry.settings import RegistrySettings
@@ -56,7 +56,7 @@ async def run_registry(
     announcer: Announcer | None = None,
     embeddings: OutsideService | None = None,
     policy: MemoryPolicy = NO_MEMORY,
-    asked: AskedQueries | None = None,
+    recent: RecentSearches | None = None,
     reranker: Reranker | None = None,
 ) -> AsyncIterator[RegistryServices]:
     """Run the core of a registry inside this block; without ``model`` keywords answer alone.
@@ -72,7 +72,7 @@ async def run_registry(
         models = None
         if model is not None:
             models = EmbeddingModels(broker, updater, model, models_dir, shared=shared, server=embeddings)
-        searcher = Searcher(broker, liveness, updater, models, metrics, announcer, policy, asked, reranker)
+        searcher = Searcher(broker, liveness, updater, models, metrics, announcer, policy, recent, reranker)
         await searcher.open()
         if reranker is not None:
             await reranker.start()
@@ -132,7 +132,7 @@ async def open_registry(host: Host) -> AsyncIterator[Directory]:
     guard = Guard([ip_network(network) for network in chosen.outbound_networks])
     models_dir = host.settings.data_dir / MODELS
     policy = chosen.memory_policy(host.tenants.parties)
-    asked = AskedQueries(host.announcer("asked"))
+    recent = RecentSearches(host.announcer("asked"))
     async with (
         outside_services(chosen, metrics) as outside,
         run_registry(
@@ -145,7 +145,7 @@ async def open_registry(host: Host) -> AsyncIterator[Directory]:
             announcer,
             outside.embeddings,
             policy,
-            asked,
+            recent,
             outside.reranker,
         ) as made,
     ):

@@ -147,7 +147,7 @@ class RegistrySettings(PartSettings):
         examples=[["default"]],
     )
     memory_requests: Whole = Field(
-        default=MemoryPolicy().most,
+        default=MemoryPolicy().max_requests,
         ge=1,
         le=10_000_000,
         description="Requests of one tenant that are remembered; then those that were not asked for longest are "

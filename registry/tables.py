@@ -18,10 +18,10 @@ from mediator.store.transaction import Transaction
 from registry.records import (
     Agent,
     AgentChange,
-    AskedQuery,
     CardVectors,
     ChangeCursor,
     LastSeenCursor,
+    RecentSearch,
     Registration,
     RequestChange,
     SilentAgent,
@@ -365,7 +365,7 @@ class Memory(Table):
         super().__init__(session)
         self._clock = session.table(Clock)
 
-    def keep(self, query: AskedQuery, now: int) -> int:
+    def keep(self, query: RecentSearch, now: int) -> int:
         """Remember a request, or that it was asked again; return its number."""
         self._clock.lock()
         row = self._session.one(
@@ -405,7 +405,7 @@ class Memory(Table):
             (vote.request_no, vote.request_no, limit),
         )
 
-    def find_vote(self, query: AskedQuery, agent_no: int, voter: int) -> int | None:
+    def find_vote(self, query: RecentSearch, agent_no: int, voter: int) -> int | None:
         """Return the value of a voter's vote on an agent for this request, None without one."""
         row = self._session.first(
             "SELECT value FROM request_vote JOIN past_request ON no = request_no"

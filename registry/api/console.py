@@ -17,7 +17,7 @@ from registry.records import State
 PER_PAGE: Final = 20
 MEANING, WORDS = "meaning", "words"
 _SEARCHES: Final = {MEANING: "semantic", WORDS: "text"}
-_MOST: Final = 10**6
+_MAX_SKIP: Final = 10**6
 
 
 def add_pages(console: Console) -> None:
@@ -32,30 +32,30 @@ def add_pages(console: Console) -> None:
 
 async def _list(visit: Visit) -> Shown:
     states = [state for state in visit.request.query.getall("state", []) if state in tuple(State)]
-    asked: dict[str, Any] = {
+    form: dict[str, Any] = {
         "request": visit.text("request"),
         "by": visit.text("by") if visit.text("by") in _SEARCHES else MEANING,
         "tags": visit.text("tags"),
         "tenant": visit.text("tenant") or DEFAULT_TENANT,
         "state": states,
     }
-    wanted: dict[str, Any] = {"tenant": asked["tenant"], "explain": True, "limit": PER_PAGE}
-    if asked["request"]:
-        wanted[_SEARCHES[asked["by"]]] = asked["request"]
-    if tags := [tag.strip() for tag in asked["tags"].split(",") if tag.strip()]:
+    wanted: dict[str, Any] = {"tenant": form["tenant"], "explain": True, "limit": PER_PAGE}
+    if form["request"]:
+        wanted[_SEARCHES[form["by"]]] = form["request"]
+    if tags := [tag.strip() for tag in form["tags"].split(",") if tag.strip()]:
         wanted["tags"] = tags
     if states:
         wanted["state"] = states
     skip, found, late = await _page(visit, wanted)
     cards = [_read(each["card"]) for each in found["agents"]]
     return {
-        "asked": asked,
+        "asked": form,
         "states": [*State],
         "found": found,
         "rows": list(zip(found["agents"], cards, strict=True)),
         "skip": skip,
-        "first": urlencode(asked, doseq=True),
-        "next": urlencode({**asked, "cursor": found["next"] or "", "skip": skip + len(cards)}, doseq=True),
+        "first": urlencode(form, doseq=True),
+        "next": urlencode({**form, "cursor": found["next"] or "", "skip": skip + len(cards)}, doseq=True),
         "late": late,
         "index": await visit.run("registry"),
     }
@@ -64,7 +64,7 @@ async def _list(visit: Visit) -> Shown:
 async def _page(visit: Visit, wanted: dict[str, Any]) -> tuple[int, Answer, bool]:
     """Return how many agents stand before the page, the page, and whether it is the first since the cursor is over."""
     if cursor := visit.text("cursor"):
-        skip = visit.number("skip", 0, 0, _MOST)
+        skip = visit.number("skip", 0, 0, _MAX_SKIP)
         try:
             return skip, await visit.run("agent-list", **wanted, cursor=cursor), False
         except BadRequestError as error:

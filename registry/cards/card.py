@@ -156,44 +156,46 @@ class LenientReader:
         if len(self._warnings) < MAX_WARNINGS:
             self._warnings.append(f"{self._path}{path}: {problem}")
 
-    def text(self, name: str, longest: int, *, lines: bool = False) -> str:
-        """Return the text of a field, cut to ``longest`` characters; "" when it is missing.
+    def text(self, name: str, max_length: int, *, lines: bool = False) -> str:
+        """Return the text of a field, cut to ``max_length`` characters; "" when it is missing.
 
         Control characters become spaces, newlines too unless ``lines``.
         """
         value = self.values.get(name)
-        return "" if value is None else self.clean(value, name, longest, lines=lines)
+        return "" if value is None else self.clean(value, name, max_length, lines=lines)
 
-    def clean(self, value: Any, path: str, longest: int, *, lines: bool = False) -> str:
+    def clean(self, value: Any, path: str, max_length: int, *, lines: bool = False) -> str:
         """Return the value at ``path`` as :meth:`text` does."""
         if not isinstance(value, str):
             self.warn(path, "expected a string")
             return ""
         text = value
-        if len(text) > longest:
-            self.warn(path, f"only the first {longest} characters are read")
-            text = text[:longest]
+        if len(text) > max_length:
+            self.warn(path, f"only the first {max_length} characters are read")
+            text = text[:max_length]
         if text.isprintable():
             return text
         return (_CONTROLS_IN_LINES if lines else _CONTROLS).sub(" ", text)
 
-    def words(self, name: str, most: int, longest: int) -> tuple[str, ...]:
+    def words(self, name: str, max_items: int, max_length: int) -> tuple[str, ...]:
         """Return the distinct words of a list, or of a string separated by commas."""
         value = self.values.get(name)
         if isinstance(value, str):
             value = value.split(",")
-        read = (self.clean(item, f"{name}[{no}]", longest).strip() for no, item in self.items(value, name, most))
+        read = (
+            self.clean(item, f"{name}[{no}]", max_length).strip() for no, item in self.items(value, name, max_items)
+        )
         return tuple(dict.fromkeys(text for text in read if text))
 
-    def items(self, value: Any, path: str, most: int) -> Iterator[tuple[int, Any]]:
-        """Yield the first ``most`` items of a list with their numbers; a missing list is empty."""
+    def items(self, value: Any, path: str, max_items: int) -> Iterator[tuple[int, Any]]:
+        """Yield the first ``max_items`` items of a list with their numbers; a missing list is empty."""
         if not isinstance(value, list):
             if value is not None and value != "":
                 self.warn(path, "expected a list")
             return
-        if len(value) > most:
-            self.warn(path, f"only the first {most} of {len(value)} are read")
-        yield from enumerate(value[:most])
+        if len(value) > max_items:
+            self.warn(path, f"only the first {max_items} of {len(value)} are read")
+        yield from enumerate(value[:max_items])
 
 
 class _Content(NamedTuple):

@@ -199,17 +199,17 @@ async def _runs(
             bars[step] = progress.add_task(step + of, total=len(catalog.cards))
         progress.update(bars[step], completed=done)
 
-    async with run_trial(catalog, chosen, data_dir, update) as asked:
+    async with run_trial(catalog, chosen, data_dir, update) as trial:
         ways = {
-            Mode.TEXT: asked.by_text,
-            Mode.SEMANTIC: asked.by_meaning,
-            Mode.RERANKED: asked.by_reranking,
-            Mode.VECTORS: asked.by_vectors,
+            Mode.TEXT: trial.by_text,
+            Mode.SEMANTIC: trial.by_meaning,
+            Mode.RERANKED: trial.by_reranking,
+            Mode.VECTORS: trial.by_vectors,
         }
         runs: dict[Mode, dict[str, Sequence[str]]] = {mode: {} for mode in modes}
         own = dict.fromkeys(modes, 0.0)
         bar = progress.add_task("requests" + of, total=len(cases))
-        before = cpu_seconds(asked.encoder_pids)
+        before = cpu_seconds(trial.encoder_pids)
         for case in cases:
             for mode in modes:
                 began = time.process_time()
@@ -217,15 +217,15 @@ async def _runs(
                 own[mode] += time.process_time() - began
             progress.advance(bar)
         # A request is encoded once for all modes, and its vectors are remembered.
-        encoding = cpu_seconds(asked.encoder_pids) - before
-        memory = sum(map(resident_mb, asked.encoder_pids))
+        encoding = cpu_seconds(trial.encoder_pids) - before
+        memory = sum(map(resident_mb, trial.encoder_pids))
         costs = {
             mode: Cost(own[mode] / len(cases) * 1000, 0)
             if mode is Mode.TEXT
             else Cost((own[mode] + encoding) / len(cases) * 1000, memory)
             for mode in modes
         }
-        return {mode: (run, costs[mode]) for mode, run in runs.items()}, asked.not_reranked
+        return {mode: (run, costs[mode]) for mode, run in runs.items()}, trial.not_reranked
 
 
 # Runs in files.

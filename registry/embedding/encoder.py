@@ -131,16 +131,16 @@ class EncodeQueue:
             self._card_texts = 0
 
 
-def batches(texts: list[str], most: int = BATCH_TEXTS) -> Iterator[list[int]]:
+def batches(texts: list[str], max_texts: int = BATCH_TEXTS) -> Iterator[list[int]]:
     """Group texts of similar length, as positions in ``texts``; each group is small enough for a query to wait for.
 
-    ``most``: texts of a group; the characters of :data:`BATCH_CHARACTERS` are for :data:`BATCH_TEXTS` of them.
+    ``max_texts``: texts of a group; the characters of :data:`BATCH_CHARACTERS` are for :data:`BATCH_TEXTS` of them.
     """
     group: list[int] = []
     size = 0
     for at in sorted(range(len(texts)), key=lambda at: len(texts[at])):
         length = min(len(texts[at]), LONG)
-        if group and (len(group) >= most or size + length > BATCH_CHARACTERS * most // BATCH_TEXTS):
+        if group and (len(group) >= max_texts or size + length > BATCH_CHARACTERS * max_texts // BATCH_TEXTS):
             yield group
             group, size = [], 0
         group.append(at)

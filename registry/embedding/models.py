@@ -116,16 +116,16 @@ def download_model(model: str) -> ModelFiles:
     raise LookupError(f"it is no folder here, and was not downloaded before ({hint})")
 
 
-def dims_of(place: ModelFiles) -> int | None:
+def dims_of(files: ModelFiles) -> int | None:
     """Return how many dimensions the vectors have, if the model's configuration says so; does not load the model."""
-    if place.packed:
-        return int(_about(place.folder)["dims"])
+    if files.packed:
+        return int(_about(files.folder)["dims"])
     try:
-        modules = json.loads((place.folder / "modules.json").read_bytes())
+        modules = json.loads((files.folder / "modules.json").read_bytes())
         kinds = [module["type"].rpartition(".")[2] for module in modules]
         if kinds[:2] != ["Transformer", "Pooling"] or kinds[2:] not in ([], ["Normalize"]):
             return None
-        pooling = json.loads((place.folder / modules[1]["path"] / "config.json").read_bytes())
+        pooling = json.loads((files.folder / modules[1]["path"] / "config.json").read_bytes())
         if sum(value is True for key, value in pooling.items() if key.startswith("pooling_mode_")) != 1:
             return None
         dims = pooling["word_embedding_dimension"]

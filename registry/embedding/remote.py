@@ -27,13 +27,13 @@ PAUSES = (0.5, 1.0, 2.0, 4.0)
 """Seconds before cards are sent again that were not answered; a longer Retry-After counts."""
 MAX_DIMS: Final = 16_384
 
-_MOST, _LEAST = 32, 4  # texts of a batch; text-embeddings-inference takes no more than 32 by default
+_MAX_BATCH, _MIN_BATCH = 32, 4  # texts of a batch; text-embeddings-inference takes no more than 32 by default
 _SLOW, _FAST = 1.0, 0.25  # seconds of a batch after which the next ones are smaller, or larger
-_SHORTEST: Final = 128
+_MIN_TEXT: Final = 128
 """Characters that every model takes: a shorter text is not refused for its length."""
 _SAMPLE: Final = "Agent that answers questions about trains: departures, fares, and where to change"
 """The text whose vector identifies the model."""
-_DIFFERENT: Final = 6
+_MAX_DIFFERENT_BITS: Final = 6
 """Bits of 64 in which fingerprints of the same model may differ, as those of two precisions do; of others, 32 do."""
 
 log = structlog.get_logger("encoder")
@@ -86,7 +86,7 @@ class RemoteModel(ModelBackend):
             self._keep_problem(error)
             wrong = isinstance(error, OutsideSettingsError | OutsideRefusedError)
             raise (LookupError if wrong else AwayError)(str(error)) from error
-        self.detail, self.dims, self.batch_texts = "", len(sample), _MOST
+        self.detail, self.dims, self.batch_texts = "", len(sample), _MAX_BATCH
         self._ended.clear()
 
     async def encode(self, texts: list[str], *, urgent: bool) -> Vectors:
@@ -164,7 +164,7 @@ class RemoteModel(ModelBackend):
             if middle:
                 return np.concatenate([await self._split(half, urgent) for half in (texts[:middle], texts[middle:])])
             [text] = texts
-            if isinstance(error, _NoVectorError) or len(text) <= _SHORTEST:
+            if isinstance(error, _NoVectorError) or len(text) <= _MIN_TEXT:
                 raise
             if not cut:
                 if not self.shortened:
@@ -172,7 +172,7 @@ class RemoteModel(ModelBackend):
                         "a text is longer than the model takes and is cut", model=self.name, characters=len(text)
                     )
                 self.shortened += 1
-            return await self._split([text[: max(_SHORTEST, len(text) // 2)]], urgent, cut=True)
+            return await self._split([text[: max(_MIN_TEXT, len(text) // 2)]], urgent, cut=True)
         self._answered_at = loop.time()
         if not urgent:
             self._adapt(len(texts), self._answered_at - began)
@@ -181,15 +181,15 @@ class RemoteModel(ModelBackend):
     async def _check(self) -> None:
         """Raise :class:`OutsideError` unless the server still has the same vector for the sample."""
         [sample] = await self._ask([_SAMPLE], CARDS_SECONDS, self.dims)
-        if _distance(fingerprint_of(sample), self.fingerprint) > _DIFFERENT:
+        if _distance(fingerprint_of(sample), self.fingerprint) > _MAX_DIFFERENT_BITS:
             raise OutsideError("the model of the embedding server has changed")
 
     def _adapt(self, texts: int, seconds: float) -> None:
         """Choose the size of batches, since a query may have to wait for one."""
         if seconds > _SLOW and texts <= self.batch_texts:
-            self.batch_texts = max(_LEAST, texts // 2)
+            self.batch_texts = max(_MIN_BATCH, texts // 2)
         elif seconds < _FAST and texts == self.batch_texts:
-            self.batch_texts = min(_MOST, texts * 2)
+            self.batch_texts = min(_MAX_BATCH, texts * 2)
 
     async def _ask(self, texts: list[str], seconds: float, dims: int | None = None) -> Vectors:
         """Return normalised vectors, (texts, dims), of texts that the model takes; raises as ``OutsideService.post``.
@@ -198,7 +198,7 @@ class RemoteModel(ModelBackend):
         """
         request = {"model": self.name, "input": texts, "encoding_format": "float"}
         answer = await self._service.post(request, seconds)
-        few = len(texts) <= _LEAST
+        few = len(texts) <= _MIN_BATCH
         rows = _rows(answer, len(texts)) if few else await asyncio.to_thread(_rows, answer, len(texts))
         if rows is None:
             raise self._service.invalid(f"expected a vector for each of {len(texts)} texts")
@@ -222,7 +222,7 @@ class RemoteModel(ModelBackend):
         The same model gives slightly different vectors on other hardware, and need not embed all cards again for it.
         """
         known = [self.fingerprint] if self.fingerprint else await self._known()
-        return min((each for each in known if _distance(each, fingerprint) <= _DIFFERENT), default=fingerprint)
+        return min((each for each in known if _distance(each, fingerprint) <= _MAX_DIFFERENT_BITS), default=fingerprint)
 
 
 def fingerprint_of(vector: Vectors) -> str:

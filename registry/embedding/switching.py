@@ -209,23 +209,23 @@ def _parsed(space: str) -> EmbeddingSpace | None:
 
 
 async def _retry(
-    work: Callable[[], Awaitable[T]], pause: float = STORE_SECONDS, warning: str = "the models wait for the store"
+    work: Callable[[], Awaitable[T]], pause: float = STORE_SECONDS, warning: str = "store not available for the models"
 ) -> T:
     """Run ``work``, again and again while the store or the model fails; each new reason is logged once."""
-    said = None
+    logged = None
     while True:
         try:
             return await work()
         except MediatorError as error:
-            if str(error) != said:
+            if str(error) != logged:
                 log.warning(warning, why=str(error))
-            said = str(error)
+            logged = str(error)
             await asyncio.sleep(pause)
 
 
 def _log_end(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("the task that runs the models failed", exc_info=error)
+        log.error("model task failed", exc_info=error)
 
 
 def _count_by_space(tx: Transaction, _now: int) -> dict[str, int]:

@@ -16,7 +16,7 @@ MAX_TEXT = 2048
 
 _CONTENTS = 400
 """Characters of the card's text up to which descriptions are added: longer texts have vaguer vectors."""
-_LEAST = 20
+_MIN_DESCRIPTION = 20
 """Characters of each skill's description in it at least, if there is room for descriptions at all."""
 
 
@@ -56,7 +56,9 @@ def _whole(card: Card) -> str:
     descriptions = [skill.description for skill in card.skills if skill.description not in {"", card.description}]
     room = _CONTENTS - len(head)
     if room > 0 and descriptions:
-        head = _lines(head, *(description[: max(_LEAST, room // len(descriptions))] for description in descriptions))
+        head = _lines(
+            head, *(description[: max(_MIN_DESCRIPTION, room // len(descriptions))] for description in descriptions)
+        )
     return head[:MAX_TEXT]
 
 

@@ -40,9 +40,9 @@ def export_folder(cache_dir: Path, fingerprint: str) -> Path:
     return cache_dir / f"{fingerprint}-{_EXPORT_VERSION}"
 
 
-def runnable_folder(place: ModelFiles, cache_dir: Path) -> Path:
+def runnable_folder(files: ModelFiles, cache_dir: Path) -> Path:
     """Return the folder that a model is run from: its own, or that of its export."""
-    return place.folder if place.packed else export_folder(cache_dir, place.fingerprint)
+    return files.folder if files.packed else export_folder(cache_dir, files.fingerprint)
 
 
 def describe(folder: Path, max_tokens: int, precision: str, **more: str | int) -> None:
@@ -224,39 +224,39 @@ def main() -> int:
         os.dup2(nothing.fileno(), 0)
     folder, fingerprint, name, cache_dir, precision = sys.argv[1:]
     try:
-        place = ModelFiles(Path(folder), fingerprint) if folder else download_model(name)
-        model, problem = load(place, Path(cache_dir), precision)
+        files = ModelFiles(Path(folder), fingerprint) if folder else download_model(name)
+        model, problem = load(files, Path(cache_dir), precision)
         dims = model.encode(["ready"]).shape[1]
     except Exception as error:
         traceback.print_exc()
         why = str(error) if isinstance(error, LookupError) else f"{type(error).__name__}: {error}"
         _send(sink, pack({"failed": " ".join(why.split())[:300]}))
         return 1
-    about = {"runs": model.kind, "precision": model.precision, "width": dims, "fingerprint": place.fingerprint}
+    about = {"runs": model.kind, "precision": model.precision, "width": dims, "fingerprint": files.fingerprint}
     _send(sink, pack(about | {"lack": problem}))
     while (frame := _receive(source)) is not None:
         _send(sink, _answer(model, frame))
     return 0
 
 
-def load(place: ModelFiles, cache_dir: Path, precision: str = "") -> LoadedModel:
+def load(files: ModelFiles, cache_dir: Path, precision: str = "") -> LoadedModel:
     """Load a packed model, or the export of another from ``cache_dir``, made first if it is missing or damaged.
 
     A model that cannot be exported runs as the reference. If ``precision`` is not empty, raises LookupError when it
     cannot be provided, since vectors of two precisions must not be mixed.
     """
-    folder = runnable_folder(place, cache_dir)
+    folder = runnable_folder(files, cache_dir)
     exported, problem = _load_export(folder)
-    if place.packed and exported is None:
+    if files.packed and exported is None:
         raise LookupError(f"its files are damaged, install the package again: {problem}")
     if exported is None and precision != FLOAT32:
-        problem = export(place.folder, folder)
+        problem = export(files.folder, folder)
         if not problem:
             exported, problem = _load_export(folder)
     if exported is not None and precision in ("", exported.precision):
         return LoadedModel(exported)
-    if precision in ("", FLOAT32) and not place.packed:
-        return LoadedModel(SentenceTransformersModel(place.folder), problem)
+    if precision in ("", FLOAT32) and not files.packed:
+        return LoadedModel(SentenceTransformersModel(files.folder), problem)
     raise LookupError(
         f"its export in {precision} cannot be made again: {problem or 'it comes out in another precision'}"
     )

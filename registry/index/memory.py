@@ -20,13 +20,13 @@ from registry.records import USEFUL, Vote
 
 NEIGHBOURS: Final = 64
 """Remembered requests that are listened to."""
-HEARD: Final = 4
+MAX_PER_VOTER: Final = 4
 """Requests in which a voter is heard, the nearest ones; further ones take no other voter's place."""
-WIDE: Final = 1024
+MAX_COMPARED: Final = 1024
 """Requests that are looked at where one voter's crowd out those of others."""
-FLOOR: Final = 0.3
+MIN_COSINE: Final = 0.3
 """Cosine from which on a request says something about another one."""
-MOST: Final = 0.3
+MAX_LIFT: Final = 0.3
 """The greatest lift; scores go to 1."""
 DOUBT: Final = 1.0
 """Voters who would have to agree on the very same request for half of the greatest lift."""
@@ -102,18 +102,18 @@ class RequestMemory:
         """See :meth:`registry.index.vectors.VectorIndex.optimize`."""
         return self._vectors is not None and self._vectors.optimize(lock)
 
-    def praises(self, agent_no: int) -> bool:
+    def has_praise_for(self, agent_no: int) -> bool:
         """Return whether anybody has said a word for an agent; one against it is none that it is known by (G7)."""
         return agent_no in self._praised
 
     def lifts(self, vector: NDArray[np.float32], now: int) -> dict[int, float]:
-        """Return by how much agents are lifted for a request, (dims,), by their numbers; from 0 to :data:`MOST`."""
+        """Return by how much agents are lifted for a request, (dims,), by their numbers; from 0 to :data:`MAX_LIFT`."""
         if self._vectors is None or not self._slots or len(vector) != self._vectors.dims:
             return {}
         near, votes, request = self._nearest(self._vectors, vector, NEIGHBOURS)
         heard = _heard(votes["voter"], request)
         if len(heard) < len(near) == NEIGHBOURS:
-            near, votes, request = self._nearest(self._vectors, vector, WIDE)
+            near, votes, request = self._nearest(self._vectors, vector, MAX_COMPARED)
             heard = _heard(votes["voter"], request)[:NEIGHBOURS]
         if len(heard) < len(near):
             kept = np.isin(request, heard)
@@ -126,7 +126,7 @@ class RequestMemory:
     ) -> tuple[NDArray[np.float64], NDArray[np.void], NDArray[np.intp]]:
         """Return how near the nearest requests are, nearest first; all votes on them, and which request each is on."""
         found = vectors.search(vector[None], limit, _NOBODY)
-        nearness = (found.card[:, 0].astype(np.float64) - FLOOR) / (1 - FLOOR)
+        nearness = (found.card[:, 0].astype(np.float64) - MIN_COSINE) / (1 - MIN_COSINE)
         order = np.argsort(-nearness, kind="stable")[: np.count_nonzero(nearness > 0)]
         packed = [self._votes[slot] for slot in found.slots[order].tolist()]
         votes = np.frombuffer(b"".join(packed), _VOTE)
@@ -138,13 +138,13 @@ class RequestMemory:
 
 
 def _heard(voters: NDArray[np.int64], requests: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Return the requests, by nearness, that have a voter who is not heard in :data:`HEARD` nearer ones."""
+    """Return the requests, by nearness, that have a voter who is not heard in :data:`MAX_PER_VOTER` nearer ones."""
     _, first = np.unique(voters, return_inverse=True)
-    if np.bincount(first).max(initial=0) <= HEARD:
+    if np.bincount(first).max(initial=0) <= MAX_PER_VOTER:
         return np.unique(requests)
     who, request = np.divmod(np.unique(first * (requests[-1] + 1) + requests), requests[-1] + 1)
     nth = np.arange(len(who)) - np.searchsorted(who, who)
-    return np.unique(request[nth < HEARD])
+    return np.unique(request[nth < MAX_PER_VOTER])
 
 
 def _shares(agents: NDArray[np.int64], voters: NDArray[np.int64], weights: NDArray[np.float64]) -> dict[int, float]:
@@ -159,5 +159,5 @@ def _shares(agents: NDArray[np.int64], voters: NDArray[np.int64], weights: NDArr
     support = np.bincount(pairs % len(numbers), praise - blame, len(numbers))
     # A word against an agent undoes a word for it: there is less to share, too.
     against = np.bincount(pairs % len(numbers), blame, len(numbers))
-    lifts = MOST * np.maximum(support, 0) / (np.maximum(said.sum() - against, 0) + DOUBT)
+    lifts = MAX_LIFT * np.maximum(support, 0) / (np.maximum(said.sum() - against, 0) + DOUBT)
     return dict(zip(numbers.tolist(), lifts.tolist(), strict=True))

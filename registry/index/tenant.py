@@ -250,7 +250,7 @@ class TenantIndex:
         return ranking.Lifts(slots, np.fromiter(there.values(), np.float32, len(there)), self._known)
 
     def _known(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
-        return np.array([self._memory.praises(no) for no in self._numbers[slots].tolist()], np.bool_)
+        return np.array([self._memory.has_praise_for(no) for no in self._numbers[slots].tolist()], np.bool_)
 
     def _allowed(self, filter_: SearchFilter, now: int) -> NDArray[np.bool_]:
         """Return by slot which agents pass the filter."""

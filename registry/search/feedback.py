@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mediator.announcer import Announcer
 from mediator.errors import MediatorError
 from registry.index.vectors import pack_rows
-from registry.records import MAX_REMEMBERED, AskedQuery
+from registry.records import MAX_REMEMBERED, RecentSearch
 
 SEARCH_SECONDS = 3600.0
 """How long callers can say who served a search."""
@@ -28,13 +28,13 @@ FIRST = 50
 ID_BYTES = 12
 
 
-class AskedQueries:
+class RecentSearches:
     """The answered searches that this instance knows. Used on the event loop."""
 
     def __init__(self, announcer: Announcer | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._announcer = announcer
         self._clock = clock
-        self._queries: defaultdict[str, OrderedDict[str, tuple[AskedQuery, float]]] = defaultdict(OrderedDict)
+        self._queries: defaultdict[str, OrderedDict[str, tuple[RecentSearch, float]]] = defaultdict(OrderedDict)
         """By tenant and id, with the time at which each was asked, oldest first."""
         self._bytes: Counter[str] = Counter()
 
@@ -45,22 +45,24 @@ class AskedQueries:
 
     async def add(
         self, tenant: str, text: str, space: str, vector: NDArray[np.float32], numbers: NDArray[np.int64]
-    ) -> AskedQuery:
+    ) -> RecentSearch:
         """Keep a search here and at other instances; ``vector`` is (dims,)."""
         id = secrets.token_hex(ID_BYTES)
-        query = AskedQuery(id, tenant, text[:MAX_REMEMBERED], space, pack_rows(vector[None]), numbers[:FIRST].tobytes())
+        query = RecentSearch(
+            id, tenant, text[:MAX_REMEMBERED], space, pack_rows(vector[None]), numbers[:FIRST].tobytes()
+        )
         self._keep(query)
         if self._announcer is not None:
             packed = [base64.b64encode(data).decode() for data in (query.vector, query.numbers)]
             await self._announcer.publish(orjson.dumps([id, tenant, query.text, space, *packed]))
         return query
 
-    def get(self, tenant: str, id: str) -> AskedQuery | None:
+    def get(self, tenant: str, id: str) -> RecentSearch | None:
         """Return a search of a tenant."""
         query, asked_at = self._queries[tenant].get(id, (None, 0.0)) if tenant in self._queries else (None, 0.0)
         return None if asked_at <= self._clock() - SEARCH_SECONDS else query
 
-    def _keep(self, query: AskedQuery) -> None:
+    def _keep(self, query: RecentSearch) -> None:
         oldest = self._clock() - SEARCH_SECONDS
         for tenant, queries in list(self._queries.items()):
             while queries and next(iter(queries.values()))[1] <= oldest:
@@ -84,7 +86,7 @@ class AskedQueries:
         with suppress(ValueError, TypeError):
             id, tenant, text, space, vector, numbers = orjson.loads(data)
             if id not in self._queries[tenant]:
-                self._keep(AskedQuery(id, tenant, text, space, base64.b64decode(vector), base64.b64decode(numbers)))
+                self._keep(RecentSearch(id, tenant, text, space, base64.b64decode(vector), base64.b64decode(numbers)))
 
 
 SIGN_SECONDS: Final = 600.0

@@ -35,7 +35,7 @@ from registry.requests import (
     VectorMatch,
 )
 from registry.rules import shown_to_others
-from registry.search.feedback import AskedQueries
+from registry.search.feedback import RecentSearches
 from registry.search.reranking import Reranker
 from registry.search.snapshots import ExplainedRequest, SearchResult, SearchSnapshot, SnapshotCache
 from registry.tables import RegistryTables
@@ -71,12 +71,12 @@ class Searcher:
         metrics: RegistryMetrics,
         announcer: Announcer | None = None,
         policy: MemoryPolicy = NO_MEMORY,
-        asked: AskedQueries | None = None,
+        recent: RecentSearches | None = None,
         reranker: Reranker | None = None,
     ) -> None:
         """Without ``models`` keywords answer every request; ``announcer`` reaches the other instances."""
         self._policy = policy
-        self.asked = asked or AskedQueries()
+        self.recent = recent or RecentSearches()
         """The searches that callers can say a word on."""
         self._reranker = reranker
         self._broker = broker
@@ -89,7 +89,7 @@ class Searcher:
 
     async def open(self) -> None:
         """Start to receive the snapshots of other instances, and what was asked there."""
-        await self.asked.open()
+        await self.recent.open()
         await self._snapshots.open()
 
     def close(self) -> None:
@@ -169,7 +169,7 @@ class Searcher:
             note = "; ".join(filter(None, (note, late)))
         query_id = ""
         if remember and vectors is not None:
-            query_id = (await self.asked.add(tenant, texts[0], space, vectors[0], ranked.numbers)).id
+            query_id = (await self.recent.add(tenant, texts[0], space, vectors[0], ranked.numbers)).id
         explained = ExplainedRequest(request, ranked.shares) if query.explain else None
         return SearchResult(ranked.numbers, ranked.scores, total, mode, note, explained, query_id)
 
@@ -274,8 +274,8 @@ def _key(query: DiscoverRequest) -> bytes:
     """Return a hash of a request, the same for all pages of its answer."""
     words = query.semantic or query.text
     states = None if query.states is None else sorted(query.states)
-    asked = (words, query.semantic is None, query.tags, query.skills, states, query.min_score, query.explain)
-    return blake2b(repr(asked).encode(), digest_size=16).digest()
+    fields = (words, query.semantic is None, query.tags, query.skills, states, query.min_score, query.explain)
+    return blake2b(repr(fields).encode(), digest_size=16).digest()
 
 
 RERANKED, RELEVANCE, FIRST_PLACE = "reranked", "relevance", "place"

@@ -7,7 +7,7 @@ from mediator.errors import BadRequestError, NoSuchAgentError
 from mediator.mailboxes.bounds import DAY
 from registry import rules
 from registry.index.vectors import pack_rows
-from registry.records import SIGN, USEFUL, USELESS, AskedQuery, ChangeCursor
+from registry.records import SIGN, USEFUL, USELESS, ChangeCursor, RecentSearch
 from registry.tables import RegistryTables
 from tests.harness.agents import FIRST, SPACE, registration
 from tests.harness.samples import T0, TENANT
@@ -17,9 +17,9 @@ VECTOR = pack_rows(np.ones((1, 4), np.float32) / 2)
 ANN, BOB = 5, 6
 
 
-def query(text="Book a boat", *agents, space=SPACE, tenant=TENANT) -> AskedQuery:
+def query(text="Book a boat", *agents, space=SPACE, tenant=TENANT) -> RecentSearch:
     numbers = np.array([agent.no for agent in agents], np.int64).tobytes()
-    return AskedQuery("q", tenant, text, space, VECTOR, numbers)
+    return RecentSearch("q", tenant, text, space, VECTOR, numbers)
 
 
 def add(tx, address="boats", owner=0, tenant=TENANT):

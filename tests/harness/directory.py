@@ -15,7 +15,7 @@ from registry.index.updater import IndexUpdater
 from registry.metrics import RegistryMetrics
 from registry.records import NO_MEMORY, Liveness, MemoryPolicy
 from registry.requests import DiscoverRequest, DiscoverResult
-from registry.search.feedback import AskedQueries
+from registry.search.feedback import RecentSearches
 from registry.search.searcher import Searcher
 
 BUDGET = 1 << 20
@@ -25,10 +25,10 @@ class Instance:
     """A registry without a model, over a store."""
 
     def __init__(
-        self, broker: Broker, updater: IndexUpdater, directory: Directory, asked: AskedQueries | None = None
+        self, broker: Broker, updater: IndexUpdater, directory: Directory, asked: RecentSearches | None = None
     ) -> None:
         self.broker = broker
-        self.asked = asked or AskedQueries()
+        self.asked = asked or RecentSearches()
         self.updater = updater
         self.directory = directory
 
@@ -50,11 +50,11 @@ async def instance(
     space: str = "",
     announcer: Announcer | None = None,
     policy: MemoryPolicy = NO_MEMORY,
-    asked: AskedQueries | None = None,
+    asked: RecentSearches | None = None,
     clock: Callable[[], int] = wall_clock,
 ) -> AsyncIterator[Instance]:
     broker = Broker(store, Bounds(), clock=clock)
-    asked = asked or AskedQueries()
+    asked = asked or RecentSearches()
     updater = IndexUpdater(broker, Liveness())
     searcher = Searcher(
         broker, Liveness(), updater, None, RegistryMetrics(CollectorRegistry()), announcer, policy, asked

@@ -21,7 +21,7 @@ from registry.index.tenant import IndexQuery, SearchFilter
 from registry.index.vectors import pack_rows
 from registry.records import CardVectors, MemoryPolicy, voter_of_request
 from registry.requests import FeedbackRequest
-from registry.search.feedback import SEARCH_SECONDS, AskedQueries
+from registry.search.feedback import SEARCH_SECONDS, RecentSearches
 from registry.tables import RegistryTables
 from tests.harness.app import app
 from tests.harness.core import make_settings
@@ -65,7 +65,7 @@ async def remembered(one: Instance) -> int:
 @pytest.mark.rule("G5")
 async def test_feedback_is_remembered_by_all_instances() -> None:
     store, bus = ram_store(), Bus()
-    asked = [AskedQueries(bus), AskedQueries(bus)]
+    asked = [RecentSearches(bus), RecentSearches(bus)]
     async with (
         instance(store, SPACE, policy=ALONE, asked=asked[0]) as here,
         instance(store, SPACE, policy=ALONE, asked=asked[1]) as there,
@@ -79,7 +79,7 @@ async def test_feedback_is_remembered_by_all_instances() -> None:
 @pytest.mark.rule("G5")
 async def test_a_search_is_known_for_an_hour() -> None:
     now = 0.0
-    asked = AskedQueries(clock=lambda: now)
+    asked = RecentSearches(clock=lambda: now)
     async with instance(ram_store(), SPACE, policy=ALONE, asked=asked) as one:
         boats = await one.register("boats")
         query_id = await ask(one, boats)
@@ -141,7 +141,7 @@ async def test_a_bulk_registration_keeps_who_registered() -> None:
 
 @pytest.mark.rule("G7")
 async def test_the_requests_of_a_tenant_are_bounded() -> None:
-    async with instance(ram_store(), SPACE, policy=replace(ALONE, most=3)) as one:
+    async with instance(ram_store(), SPACE, policy=replace(ALONE, max_requests=3)) as one:
         boats = await one.register("boats")
         for n in range(6):
             await say(one, await ask(one, boats, text=f"boat {n}"))

@@ -11,7 +11,7 @@ from mediator.errors import NoSuchAgentError, SendOnlyError
 from mediator.mailboxes.address import is_generated
 from mediator.store.base import Store
 from registry.cards.card import keeps_secret, read_card, with_send_only
-from registry.rules import behind, shown_to_others
+from registry.rules import find_by_send_only, shown_to_others
 from tests.harness.agents import Agency
 from tests.harness.broker import DAY, TENANT
 
@@ -111,7 +111,7 @@ def test_who_finds_an_agent_may_send_to_it(agency: Agency) -> None:
     assert read_card(card).address == made.send_only
     assert agency.send(to=read_card(card).address) == 0
     with agency.reading() as tx:
-        agent = behind(tx, TENANT, made.send_only, agency.now)
+        agent = find_by_send_only(tx, TENANT, made.send_only, agency.now)
     assert (agent.address, agent.card) == (made.send_only, card)
     assert agent.status == f'{{"mailbox": "{made.send_only}"}}'.encode()
     assert agency.find(made.mailbox.address).address == made.mailbox.address
@@ -157,7 +157,7 @@ def test_a_send_only_address_may_be_registered_itself(agency: Agency) -> None:
     agency.register("task")
     assert agency.register(to).edition == 1
     with agency.reading() as tx:
-        assert behind(tx, TENANT, to, agency.now) is None
+        assert find_by_send_only(tx, TENANT, to, agency.now) is None
     agency.unregister(to)
     assert agency.find("task") is not None
 

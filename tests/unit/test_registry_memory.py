@@ -5,7 +5,7 @@ import pytest
 
 from mediator.mailboxes.bounds import DAY
 from registry.index.keywords import IndexDocument
-from registry.index.memory import DOUBT, HALF_LIFE, LARGE, MOST, RememberedRequest, RequestMemory
+from registry.index.memory import DOUBT, HALF_LIFE, LARGE, MAX_LIFT, RememberedRequest, RequestMemory
 from registry.index.tenant import IndexQuery, SearchFilter, TenantIndex
 from registry.index.updater import IndexSet
 from registry.records import SIGN, USEFUL, USELESS, ChangeCursor, Liveness, Vote
@@ -41,9 +41,9 @@ def lift(remembered, agent=BOATS, vector=AXES[0], now=0) -> float:
 @pytest.mark.rule("G5")
 def test_a_request_alike_lifts_who_served_it():
     remembered = memory(request(1, AXES[0], (BOATS, 7)))
-    assert lift(remembered) == pytest.approx(MOST / 2)
+    assert lift(remembered) == pytest.approx(MAX_LIFT / 2)
     nearer, farther = unit(AXES[0] + 0.3 * AXES[1], AXES[0] + AXES[1])
-    assert MOST / 2 > lift(remembered, vector=nearer) > lift(remembered, vector=farther) > 0
+    assert MAX_LIFT / 2 > lift(remembered, vector=nearer) > lift(remembered, vector=farther) > 0
     assert lift(remembered, vector=AXES[1]) == 0
     assert lift(remembered, TIDE) == 0
 
@@ -51,7 +51,7 @@ def test_a_request_alike_lifts_who_served_it():
 @pytest.mark.rule("G5")
 def test_a_vote_fades():
     remembered = memory(request(1, AXES[0], (BOATS, 7)))
-    assert lift(remembered, now=HALF_LIFE) == pytest.approx(MOST * 0.5 / (0.5 + DOUBT))
+    assert lift(remembered, now=HALF_LIFE) == pytest.approx(MAX_LIFT * 0.5 / (0.5 + DOUBT))
     assert lift(remembered, now=200 * DAY) < 0.01
 
 
@@ -61,7 +61,7 @@ def test_a_voter_counts_once_nearby():
     often = memory(*(request(no, AXES[0], (BOATS, 7)) for no in range(50)))
     many = memory(*(request(no, AXES[0], (BOATS, no)) for no in range(50)))
     assert lift(often) == pytest.approx(lift(once))
-    assert lift(once) < lift(many) < MOST
+    assert lift(once) < lift(many) < MAX_LIFT
 
 
 @pytest.mark.rule("G6")
@@ -84,16 +84,16 @@ def test_a_word_against_takes_no_more_than_one_gave():
     praised = memory(request(1, AXES[0], (BOATS, 7), (BOATS, 8), (BOATS, 9)))
     blamed = memory(request(1, AXES[0], (BOATS, 7), (BOATS, 8), (BOATS, 9), (BOATS, 6, USELESS)))
     fewer = memory(request(1, AXES[0], (BOATS, 7), (BOATS, 8)))
-    assert lift(praised) > lift(blamed) == pytest.approx(lift(fewer)) == pytest.approx(MOST * 2 / (2 + DOUBT))
+    assert lift(praised) > lift(blamed) == pytest.approx(lift(fewer)) == pytest.approx(MAX_LIFT * 2 / (2 + DOUBT))
     only = memory(request(1, AXES[0], (BOATS, 6, USELESS)))
     assert lift(only) == 0
-    assert not only.praises(BOATS), "and it stays a newcomer"
+    assert not only.has_praise_for(BOATS), "and it stays a newcomer"
 
 
 @pytest.mark.rule("G5")
 def test_a_weak_sign_counts_a_quarter():
     remembered = memory(request(1, AXES[0], (BOATS, 7, SIGN)))
-    assert lift(remembered) == pytest.approx(MOST * 0.25 / (0.25 + DOUBT))
+    assert lift(remembered) == pytest.approx(MAX_LIFT * 0.25 / (0.25 + DOUBT))
 
 
 @pytest.mark.rule("G7")
@@ -101,7 +101,7 @@ def test_what_is_forgotten_lifts_nobody():
     remembered = memory(request(1, AXES[0], (BOATS, 7)), request(2, AXES[0], (TIDE, 7)))
     remembered.remove([1, 99])
     assert lift(remembered) == 0
-    assert not remembered.praises(BOATS)
+    assert not remembered.has_praise_for(BOATS)
     remembered.put([request(2, AXES[0], (BOATS, 7))])
     assert lift(remembered, TIDE) == 0
     assert len(remembered) == 1
