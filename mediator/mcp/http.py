@@ -161,7 +161,7 @@ class _Door:
                 await _error(504, f"no answer within {REQUEST_SECONDS:g} s", "timeout")(scope, receive, send)
 
 
-class _Connection(H11Protocol):
+class GuardedConnection(H11Protocol):
     """A connection that must send heads of requests, and read the answers, in time; it gives way to others unless a
     caller with a token is being answered."""
 
@@ -231,7 +231,7 @@ async def serve(app: ASGIApp, listening: socket.socket) -> None:
     """Serve until SIGTERM or SIGINT."""
     config = uvicorn.Config(
         app,
-        http=_Connection,
+        http=GuardedConnection,
         ws="none",
         lifespan="on",
         log_config=None,

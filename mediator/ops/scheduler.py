@@ -4,6 +4,7 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -138,7 +139,14 @@ class Scheduler:
     def add_job(self, job: Work, seconds: int, name: str = "") -> None:
         """Run another job every so many seconds, the first time at once; operators see its name."""
         state = JobState(name or getattr(job, "__name__", "job").strip("_"), seconds)
-        self._add(state, state.watch(job))
+        watched = state.watch(job)
+
+        async def until_stopped() -> None:
+            # APScheduler cancels what runs at its shutdown, and would log that as the job's failure.
+            with suppress(asyncio.CancelledError):
+                await watched()
+
+        self._add(state, until_stopped)
 
     def _add(self, state: "JobState", job: Work) -> None:
         every = IntervalTrigger(seconds=state.seconds, timezone=UTC)

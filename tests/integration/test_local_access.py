@@ -201,9 +201,9 @@ async def test_answers_that_nobody_reads_end_by_themselves(tmp_path: Path, monke
     monkeypatch.setattr(mcp_http, "REQUEST_SECONDS", 0.1)
     monkeypatch.setattr(mcp_http, "HEAD_SECONDS", 0.1)
     ended: asyncio.Queue[Exception | None] = asyncio.Queue()
-    lost = mcp_http._Connection.connection_lost
+    lost = mcp_http.GuardedConnection.connection_lost
     monkeypatch.setattr(
-        mcp_http._Connection, "connection_lost", lambda self, exc: (lost(self, exc), ended.put_nowait(exc))
+        mcp_http.GuardedConnection, "connection_lost", lambda self, exc: (lost(self, exc), ended.put_nowait(exc))
     )
     async with half_requests(tmp_path, 1, UNREAD):
         async with asyncio.timeout(30):

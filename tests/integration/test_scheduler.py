@@ -291,6 +291,20 @@ async def paused(home: Core) -> bool:
     return "expiry is paused" in (await home.scheduler.check() or "")
 
 
+async def test_a_job_cut_by_the_stop_is_no_failure(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    begun = asyncio.Event()
+
+    async def never_ends() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    async with core(tmp_path) as home:
+        home.scheduler.add_job(never_ends, 10)
+        await begun.wait()
+    await asyncio.sleep(0)
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 @pytest.mark.rule("S4", "S5", "M1")
 async def test_a_clock_that_jumps_ahead_pauses_expiry_until_confirmed(tmp_path: Path) -> None:
     async with core(tmp_path) as home:
