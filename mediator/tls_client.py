@@ -26,6 +26,12 @@ class TlsClient(Client):
 
 
 class _Transport(TcpTransport):
+    async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: int) -> None:
+        if self._io_writer is not None:
+            # nats-py leaves open what it connected to without a greeting, and connects again.
+            self._io_writer.close()
+        await super().connect(uri, buffer_size, connect_timeout)
+
     async def connect_tls(
         self, uri: str | ParseResult, ssl_context: ssl.SSLContext, buffer_size: int, connect_timeout: int
     ) -> None:

@@ -1,6 +1,7 @@
 """How mediator.client proves who it is, and how it knows the server."""
 
 import asyncio
+import gc
 import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,9 +11,11 @@ import pytest
 
 from mediator.client import Client, Mailbox, connection
 from mediator.errors import LoginRefusedError, NoSuchMailboxError, SetupError, UnreachableError
+from mediator.tls_client import TlsClient
 from tests.harness.certificates import Certificate, issue
 from tests.harness.nkeys import Key
 from tests.harness.service import Service
+from tests.harness.waiting import until
 from tests.integration.test_cli import external, serving
 
 __all__ = ["external"]
@@ -29,6 +32,7 @@ users = [{{ name = "ann", password = "right" }}, {{ name = "bea", nkey = "{nkey}
 users = [{{ name = "bob", password = "other" }}]
 """
 BEA = Key("user")
+GREETING = b'INFO {"server_id":"x","version":"2.10.0","max_payload":1000}\r\n'
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +109,35 @@ async def test_a_handshake_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatc
         for writer in writers:
             writer.close()
         server.close()
+
+
+async def test_a_server_that_does_not_greet_is_left_closed(recwarn: pytest.WarningsRecorder) -> None:
+    writers: list[asyncio.StreamWriter] = []
+
+    async def talk(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        if len(writers) == 2:
+            writer.close()
+        else:
+            writer.write(b"220 mail.example.com ESMTP\r\n" if len(writers) > 2 else GREETING + b"PONG\r\n")
+
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    client = TlsClient()
+    options: dict[str, Any] = {"reconnect_time_wait": 0.0, "max_reconnect_attempts": -1}
+    await client.connect(f"nats://127.0.0.1:{port}", error_cb=silent, **options)
+    writers[0].close()
+    await until(lambda: len(writers) > 4)
+    await client.close()
+    for writer in writers:
+        writer.close()
+    server.close()
+    gc.collect()
+    assert [str(each.message) for each in recwarn if each.category is ResourceWarning] == []
+
+
+async def silent(_error: Exception) -> None:
+    """Take no notice."""
 
 
 async def test_no_password_goes_to_a_server_in_the_clear(external: Callable[[str], int]) -> None:
