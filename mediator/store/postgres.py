@@ -30,6 +30,7 @@ try:
     from psycopg.conninfo import conninfo_to_dict
     from psycopg.errors import (
         DataCorrupted,
+        DiskFull,
         FeatureNotSupported,
         IndexCorrupted,
         InsufficientPrivilege,
@@ -40,6 +41,7 @@ except ImportError as error:
     raise SetupError(f"PostgreSQL needs its driver: {install_command('postgres')}") from error
 
 from mediator.store.arrays import Array, BigInts, Blobs, Texts
+from mediator.store.postgres_reserve import STATEMENT_SECONDS, PostgresReserve
 from mediator.store.wire import Connection, Wire
 
 READERS = 4
@@ -165,6 +167,14 @@ class PostgresStore:
             _configure(connection, _SESSION | {"statement_timeout": f"{READ_SECONDS}s"})
             return connection
 
+        def connect_to_keep() -> Connection:
+            connection = psycopg.connect(**parameters, autocommit=True)
+            self._refuse_former_primary(connection)
+            limits = {"statement_timeout": f"{STATEMENT_SECONDS}s", "lock_timeout": f"{LOCK_SECONDS}s"}
+            _configure(connection, _SESSION | limits)
+            return connection
+
+        self._reserve = PostgresReserve(connect_to_keep)
         self._readers = Pool(lambda: PostgresDialect(Wire(connect_to_read), ""), READERS, READ_SECONDS)
         self._counts = Counts()
         self.claims = Claims()
@@ -240,6 +250,10 @@ class PostgresStore:
         except UnavailableError as error:
             if isinstance(error.__cause__, LockNotAvailable):
                 raise UnavailableError(self.waits_for or _held_by(None)) from error.__cause__
+            if isinstance(error.__cause__, DiskFull):
+                # The writer tries again, and refuses what adds to the database.
+                self._reserve.give_back()
+                raise UnavailableError("the disk of the database is full") from error.__cause__
             raise
         finally:
             self.waits_for = None
@@ -252,7 +266,9 @@ class PostgresStore:
             locked = MailboxCache(len(mailboxes))
             for mailbox in mailboxes:
                 locked.add(mailbox)
-            session = Session(dialect, locked, UnflushedPositions(0), self._counts, self.claims)
+            session = Session(
+                dialect, locked, UnflushedPositions(0), self._counts, self.claims, full=self._reserve.short
+            )
             committing = False
             try:
                 yield Transaction(session)
@@ -281,7 +297,8 @@ class PostgresStore:
             yield Transaction(Session(dialect, MailboxCache(0), UnflushedPositions(0), Counts()))
 
     def checkpoint(self) -> None:
-        """The server does that itself."""
+        """The server does that itself; keep room on its disk, or look for it."""
+        self._reserve.look()
 
     def scrub(self, rewrite: bool) -> bool:
         """The server's VACUUM does that, and its log is its own."""

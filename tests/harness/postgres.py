@@ -23,6 +23,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 
+from tests.harness.disk import small_disk
 from tests.harness.service import free_port
 
 STARTS_WITHIN = 60
@@ -108,6 +109,20 @@ class PrivateServer(Server):
         """The server's first process."""
         assert self._process is not None
         return self._process.pid
+
+    @contextlib.contextmanager
+    def small_database(self, size: str) -> Iterator[str]:
+        """Make an empty database on a disk of its own that is no larger; the server's log is elsewhere."""
+        name = next(self._names)
+        owner = f",mode=700,uid={self._owner.pw_uid},gid={self._owner.pw_gid}" if self._owner else ""
+        with small_disk(self._home / name, f"size={size}{owner}") as folder:
+            self.run(f"CREATE TABLESPACE {name} LOCATION '{folder}'")
+            try:
+                self.run(f"CREATE DATABASE {name} TABLESPACE {name}")
+                yield self._at(name)
+            finally:
+                self._drop(name)
+                self.run(f"DROP TABLESPACE {name}")
 
     def stop(self) -> None:
         """Stop at once and forget the data."""

@@ -50,6 +50,7 @@ from registry import rules
 from registry.records import Liveness, Registration
 from registry.tables import RegistryTables
 from tests.harness.core import make_settings
+from tests.harness.disk import small_disk
 from tests.harness.postgres import Server
 from tests.harness.stores import ram_store
 from tests.harness.waiting import until
@@ -327,17 +328,8 @@ def test_a_log_that_grew_large_is_cut_when_there_is_time(monkeypatch: pytest.Mon
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """Mount a disk of 24 MB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    if os.geteuid() != 0 or shutil.which("mount") is None:
-        pytest.skip("only root can mount a small disk")
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", folder], capture_output=True, check=False)
-    if done.returncode != 0:
-        pytest.skip(f"no small disk can be mounted: {done.stderr.decode().strip()}")
-    try:
+    with small_disk(tmp_path / "disk", "size=24m") as folder:
         yield folder
-    finally:
-        subprocess.run(["umount", "-l", folder], check=True)
 
 
 def test_a_small_disk_gets_the_space_of_the_log_back(disk: Path) -> None:
