@@ -67,9 +67,9 @@ def run(bench: Bench) -> Iterator[ResultRow]:
 def _embed(spark: "SparkSession", data_dir: Path, source: Path) -> tuple[float, float]:
     """Return the seconds to encode and the seconds to hand over."""
     from pipeline.embedding.model import find_model
-    from pipeline.embedding.registry_client import RegistryClient as Handed
+    from pipeline.embedding.run import RegistryClient as Handed
     from pipeline.embedding.run import embed_catalog
-    from pipeline.progress import no_progress
+    from pipeline.lake import no_progress
 
     seen: dict[str, tuple[float, float]] = {}
 

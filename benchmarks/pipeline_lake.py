@@ -99,7 +99,7 @@ def _crossing(small: tuple[int, float, float], large: tuple[int, float, float]) 
 
 def _spark(spark: "SparkSession", source: Path, lake: Path) -> float:
     from pipeline.lake.ingest import ingest
-    from pipeline.reports.tables import update
+    from pipeline.reports.usage import update
 
     started = time.perf_counter()
     ingest(spark, source, lake)

@@ -1,4 +1,4 @@
-"""What the pipeline brings to the service: its settings, its commands, the history of its runs, and the runs.
+"""What the pipeline adds to the service: settings, commands, operations, pages, and scheduled runs.
 
 Spark is never loaded by the service.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class PipelinePart(Part):
-    """Journal and archive are copied into a lake, and reported on."""
+    """Copies journal and archive into a lake, and reports on them."""
 
     name = "pipeline"
 
@@ -31,7 +31,7 @@ class PipelinePart(Part):
 
     def add_commands(self, app: "typer.Typer") -> None:
         """Add the group ``pipeline``."""
-        from pipeline.cli.commands import app as pipeline
+        from pipeline.commands import app as pipeline
 
         app.add_typer(pipeline, name="pipeline")
 
@@ -48,7 +48,7 @@ class PipelinePart(Part):
             return None
         if not find_spec("deltalake"):
             return ForgottenFiles({}, f"the archive in {lake}: {install_command('pipeline')} and run the command again")
-        from pipeline.lake.forgetting import forget
+        from pipeline.lake.archive import forget
 
         try:
             return ForgottenFiles({"archived": forget(lake, tenant, address)})
@@ -63,13 +63,11 @@ class PipelinePart(Part):
 
     @asynccontextmanager
     async def open(self, host: "Host") -> AsyncIterator[None]:
-        """Keep the history of runs, and run what is due if that is wanted."""
+        """Add operations and pages, and run what is due if ``pipeline.every`` is set."""
         from mediator.ops.runs.commands import RunOperations
         from mediator.ops.runs.history import RunHistory
-        from pipeline.console.pages import add_pages
-        from pipeline.service.operations import PipelineOperations
-        from pipeline.service.outbox import ArchiveOperations
-        from pipeline.service.scheduler import LOOK_SECONDS, PipelineScheduler
+        from pipeline.outbox import ArchiveOperations
+        from pipeline.service import LOOK_SECONDS, PipelineOperations, PipelineScheduler, add_pages
         from pipeline.settings import PipelineSettings
 
         chosen = host.settings.section(PipelineSettings)

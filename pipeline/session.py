@@ -14,8 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from mediator.errors import BadRequestError, SetupError, UnreachableError
-from pipeline.java import find_java
-from pipeline.requirements import check_installed, check_version
+from pipeline.requirements import check_installed, check_version, find_java
 
 MASTERS = re.compile(r"local(\[.+\])?|local-cluster\[.+\]|(spark|k8s)://.+|yarn")
 CONNECT_PORT = 15002

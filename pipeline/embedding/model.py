@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 
 from mediator.errors import BadRequestError, SetupError
 from mediator.system.extras import install_command
-from pipeline.progress import ProgressCallback
+from pipeline.lake import ProgressCallback
 from registry.cards.card import read_card
 from registry.embedding import models
 from registry.embedding.encoder import join_rows, joint_space, well_formed

@@ -1,7 +1,15 @@
 """The lake: Delta tables that any tool can read."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
+
+ProgressCallback = Callable[[str, int, int | None], None]
+"""Reports the progress of a long job: the step ("segments"), how many units of it are done and how many there are.
+
+The number of units is None if it is unknown. The callback is called often, on the thread that does the work, so it must
+return at once.
+"""
 
 ARCHIVE = "archive"
 EVENTS = "events"
@@ -14,6 +22,8 @@ VECTORS = "vectors"
 BAD_CARDS = "bad_cards"
 TABLES = (ARCHIVE, BAD_CARDS, EVENTS, GAPS, QUARANTINE, USAGE_GROUPS, USAGE_HOURLY, USAGE_WAITS, VECTORS)
 """The tables of the pipeline; users may keep others in the lake's folder."""
+REPORT = "report.html"
+"""The page of the newest report, unless a run names another file."""
 REPLAYS = "replays"
 """The folder of the checkpoints of unfinished replays; not a table."""
 
@@ -26,3 +36,7 @@ def table_path(lake: Path, name: str) -> Path:
 def spark_path(path: Path | str) -> str:
     """Return a path for Spark's readers, with the characters escaped that they take for glob patterns."""
     return "file:" + re.sub(r"([\\*?{}\[\]])", r"\\\1", str(path))
+
+
+def no_progress(step: str, done: int, of: int | None) -> None:
+    """Report nothing."""

@@ -1,4 +1,4 @@
-"""Moves archived messages from the outbox into the lake (S6), each exactly once.
+"""Moves archived messages from the outbox into the lake (S6), each exactly once; reads them there, and forgets them.
 
 A copy is identified by its number in the outbox, its message and its time. It leaves the outbox once the lake has it on
 disk. Before reading, a run looks for copies that the lake already has, in the files whose statistics overlap: on an
@@ -6,14 +6,19 @@ ordinary run there are none; after a run that was killed between its two steps, 
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, DateType, LongType, StringType, StructField, StructType
@@ -22,15 +27,27 @@ from mediator.errors import SetupError, UnavailableError
 from mediator.mailboxes.ports import Copy
 from mediator.ops.units import format_count
 from pipeline.lake import ARCHIVE as ARCHIVE_TABLE
-from pipeline.lake import spark_path, table_path
-from pipeline.lake.delta import LakeTable
-from pipeline.lake.folder import check_lake, lock_lake
-from pipeline.lake.outbox import SEQ, OutboxRange, newest_seq, read_copies, read_identities, split_outbox
+from pipeline.lake import ProgressCallback, no_progress, spark_path, table_path
+from pipeline.lake.delta import LakeTable, check_lake, lock_lake
 from pipeline.lake.sealing import Key, Opener, Sealer
-from pipeline.progress import ProgressCallback, no_progress
+from pipeline.source.database import open_database
 from pipeline.source.options import ReadOptions
-from pipeline.source.schema import MESSAGES
+from pipeline.source.schema import MESSAGES, NAMES, to_batch
 
+TASK_BYTES = 16 << 20
+"""Bytes of messages that a task holds in memory at a time, plus one message."""
+TASK_MESSAGES = 10_000
+COMMIT_BYTES = 256 << 20
+"""Bytes of messages of one commit."""
+COMMIT_MESSAGES = 100_000
+"""Messages of one commit; a killed run repeats at most one commit."""
+SEQ = "outbox_seq"
+_OTHER_NAMES = tuple(name for name in NAMES if name not in ("tenant", "mailbox"))
+_COLUMNS = "seq, mailbox_no, msg_id, lane, size, created_at, expire_at, tenant, address, payload"
+# SQLite's driver infers a column's type from the first rows; from NULLs alone it infers a number.
+_SQLITE_NULLABLE = ", ".join(f"COALESCE({name}, char(0)) AS {name}" for name in ("key", "tags", "recipient"))
+_SQLITE_NULLABLE += ", COALESCE(extra, x'') AS extra"
+_POSTGRES_NULLABLE = "key, tags, recipient, extra"
 ARCHIVE = StructType(
     [
         *MESSAGES.fields,
@@ -47,10 +64,8 @@ ARCHIVE = StructType(
 """
 PARTITION = "date"
 OPENED = StructType([field for field in ARCHIVE.fields if field.name != "sealed_headers"])
-_SOURCE = "outbox"
 _PLAIN = StructType([field for field in ARCHIVE.fields if field.name != PARTITION])
 _MAP = pa.map_(pa.string(), pa.string())
-
 RemoveCopies = Callable[[Sequence[Copy]], object]
 """Removes copies from the outbox."""
 
@@ -71,9 +86,17 @@ class ArchiveResult:
             yield f"{self.found:,} more were in the archive already, and left the outbox"
 
 
+@dataclass(frozen=True, slots=True)
+class OutboxRange:
+    """Copies from one number to another, both included; numbers between them may be missing."""
+
+    first: int
+    last: int
+
+
 def archive(
     spark: SparkSession,
-    place: ReadOptions,
+    source: ReadOptions,
     lake: Path,
     key: Key | None,
     remove: RemoveCopies,
@@ -81,7 +104,7 @@ def archive(
 ) -> ArchiveResult:
     """Move what is in the outbox now into the table ``archive``; create the lake if needed.
 
-    ``place`` locates the store, ``key`` seals payloads and headers. Raises :class:`BadRequestError` when the store
+    ``source`` locates the store, ``key`` seals payloads and headers. Raises :class:`BadRequestError` when the store
     cannot be read; :class:`SetupError` when the folder is not a lake, or is sealed and ``key`` is missing;
     :class:`UnavailableError` when another process works on the lake, it cannot be written, the store goes away, or
     removed copies are still there; and what ``remove`` raises. Nothing is lost: the next run continues.
@@ -92,30 +115,28 @@ def archive(
         if key is None and any(file["max.key_id"] is not None for file in archived.files("key_id")):
             raise SetupError(f"{archived.path}: the archive is sealed; pass --key-file, or archive into another lake")
         summary = ArchiveResult()
-        until = newest_seq(place)
+        until = newest_seq(source)
         before: list[Copy] = []
-        while until is not None and (waiting := split_outbox(place, until)):
+        while until is not None and (waiting := split_outbox(source, until)):
             on_progress("messages", summary.messages, summary.messages + until - waiting[0].first + 1)
-            there = _there(archived, place, OutboxRange(waiting[0].first, waiting[-1].last))
-            if there:
-                if there == before:
+            known = _archived_copies(archived, source, OutboxRange(waiting[0].first, waiting[-1].last))
+            if known:
+                if known == before:
                     raise UnavailableError(
                         "removed messages are still in the outbox: do the settings name the service's store?"
                     )
-                remove(there)
-                summary.found += len(there)
-                before = there
+                remove(known)
+                summary.found += len(known)
+                before = known
                 continue
             version = archived.version
-            number = archived.read_up_to(_SOURCE) + 1
-            rows = _rows(spark, place, waiting, key)
-            summary.messages += archived.append(rows, f"{number:020d}-{_SOURCE}", {_SOURCE: number})
+            summary.messages += archived.append_next(_read_outbox(spark, source, waiting, key), "outbox")
             # What was committed, not what was requested: PostgreSQL may show a number after a higher one.
             remove(_copies(archived.added_since(version) or []))
         return summary
 
 
-def _there(archived: LakeTable, place: ReadOptions, span: OutboxRange) -> list[Copy]:
+def _archived_copies(archived: LakeTable, source: ReadOptions, span: OutboxRange) -> list[Copy]:
     """Return which copies of a range the lake already has."""
     bounds = f"min.{SEQ}", f"max.{SEQ}"
     files = [
@@ -126,8 +147,8 @@ def _there(archived: LakeTable, place: ReadOptions, span: OutboxRange) -> list[C
     ]
     if not files:
         return []
-    known = set(_copies(files, (ds.field(SEQ) >= span.first) & (ds.field(SEQ) <= span.last)))
-    return [copy for copy in _named(read_identities(place, span)) if copy in known]
+    archived_copies = set(_copies(files, (ds.field(SEQ) >= span.first) & (ds.field(SEQ) <= span.last)))
+    return [copy for copy in _to_copies(read_identities(source, span)) if copy in archived_copies]
 
 
 def _copies(files: Sequence[str], wanted: ds.Expression | None = None) -> list[Copy]:
@@ -136,38 +157,88 @@ def _copies(files: Sequence[str], wanted: ds.Expression | None = None) -> list[C
         return []
     columns = {name: ds.field(name) for name in (SEQ, *Copy._fields[1:])}
     columns["created_at"] = columns["created_at"].cast(pa.timestamp("ms", "UTC")).cast(pa.int64())
-    return _named(ds.dataset(files, format="parquet").to_table(columns=columns, filter=wanted))
+    return _to_copies(ds.dataset(files, format="parquet").to_table(columns=columns, filter=wanted))
 
 
-def _named(rows: Any) -> list[Copy]:
+def _to_copies(rows: Any) -> list[Copy]:
     return [Copy(*row) for row in zip(*(column.to_pylist() for column in rows.columns), strict=True)]
 
 
-def _rows(spark: SparkSession, place: ReadOptions, waiting: Sequence[OutboxRange], key: Key | None) -> DataFrame:
+def newest_seq(source: ReadOptions) -> int | None:
+    """Return the highest number, None when the outbox is empty.
+
+    Raises :class:`BadRequestError` and :class:`UnavailableError` as :func:`open_database`; as do all functions here.
+    """
+    with closing(open_database(source)) as database:
+        last = database.table("SELECT MAX(seq) AS last FROM outbox").column("last")[0].as_py()
+    return None if last is None else int(last)
+
+
+def split_outbox(source: ReadOptions, until: int) -> list[OutboxRange]:
+    """Return the ranges of the next commit, in order."""
+    sql = f"SELECT seq, size FROM outbox WHERE seq <= {until} ORDER BY seq LIMIT {COMMIT_MESSAGES}"
+    with closing(open_database(source)) as database:
+        found = database.table(sql)
+    seqs = found.column("seq").to_numpy()
+    if not len(seqs):
+        return []
+    # A message belongs to the range in which it begins.
+    begins = np.cumsum(found.column("size").to_numpy()) - found.column("size").to_numpy()
+    count = max(1, int(np.searchsorted(begins, COMMIT_BYTES)))
+    numbers = np.maximum(begins[:count] // TASK_BYTES, np.arange(count) // TASK_MESSAGES)
+    edges = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), count]
+    return [OutboxRange(int(seqs[begin]), int(seqs[end - 1])) for begin, end in pairwise(edges)]
+
+
+def read_identities(source: ReadOptions, span: OutboxRange) -> Any:
+    """Return the columns that identify the copies of a range: ``seq``, ``mailbox_no``, ``msg_id``, ``created_at``."""
+    with closing(open_database(source)) as database:
+        return database.table(f"SELECT seq, mailbox_no, msg_id, created_at FROM outbox WHERE {_within(span)}")
+
+
+def read_copies(source: ReadOptions, copies: OutboxRange) -> Iterator[Any]:
+    """Yield record batches of a range: the columns of a message as in the data source, and :data:`SEQ`."""
+    nullable = _SQLITE_NULLABLE if source.database_url is None else _POSTGRES_NULLABLE
+    with closing(open_database(source)) as database:
+        found = database.table(f"SELECT {_COLUMNS}, {nullable} FROM outbox WHERE {_within(copies)} ORDER BY seq")
+    for rows in found.to_batches():
+        others = to_batch(rows, _OTHER_NAMES, "", {})
+        tenant, mailbox = (rows.column(name).cast(pa.string()) for name in ("tenant", "address"))
+        columns = [tenant, mailbox, *others.columns, rows.column("seq").cast(pa.int64())]
+        yield pa.RecordBatch.from_arrays(columns, names=["tenant", "mailbox", *_OTHER_NAMES, SEQ])
+
+
+def _within(span: OutboxRange) -> str:
+    return f"seq BETWEEN {span.first} AND {span.last}"
+
+
+def _read_outbox(
+    spark: SparkSession, source: ReadOptions, waiting: Sequence[OutboxRange], key: Key | None
+) -> DataFrame:
     """Return the copies of the ranges as :data:`ARCHIVE`, one task for each range."""
     numbers = spark.range(0, len(waiting), 1, len(waiting))
-    return numbers.mapInArrow(partial(_read, place, tuple(waiting), key), ARCHIVE)
+    return numbers.mapInArrow(partial(_read, source, tuple(waiting), key), ARCHIVE)
 
 
 def _read(
-    place: ReadOptions, waiting: Sequence[OutboxRange], key: Key | None, numbers: Iterable[pa.RecordBatch]
+    source: ReadOptions, waiting: Sequence[OutboxRange], key: Key | None, numbers: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     sealer = None if key is None else Sealer(key)
     schema = to_arrow_schema(ARCHIVE, timezone="UTC")
     for batch in numbers:
         for number in batch.column(0).to_pylist():
-            for rows in read_copies(place, waiting[number]):
+            for rows in read_copies(source, waiting[number]):
                 columns = {name: rows.column(name) for name in rows.schema.names}
                 columns["key_id"] = columns["sealed_headers"] = pa.nulls(rows.num_rows)
                 columns[PARTITION] = columns["created_at"].cast(pa.timestamp("us")).cast(pa.date32())
                 if key is not None and sealer is not None:
-                    columns |= _sealed(columns, key, sealer)
+                    columns |= _seal_columns(columns, key, sealer)
                 yield pa.RecordBatch.from_arrays(
                     [columns[field.name].cast(field.type) for field in schema], schema=schema
                 )
 
 
-def _sealed(columns: dict[str, Any], key: Key, sealer: Sealer) -> dict[str, Any]:
+def _seal_columns(columns: dict[str, Any], key: Key, sealer: Sealer) -> dict[str, Any]:
     numbers, ids, headers, payloads = (
         columns[name].to_pylist() for name in ("mailbox_no", "msg_id", "headers", "payload")
     )
@@ -221,11 +292,11 @@ def _open(keys: Sequence[Key], batches: Iterable[pa.RecordBatch]) -> Iterator[pa
     for rows in batches:
         columns = {name: rows.column(name) for name in rows.schema.names}
         if columns["key_id"].null_count < rows.num_rows:
-            columns |= _unsealed(columns, opener)
+            columns |= _unseal_columns(columns, opener)
         yield pa.RecordBatch.from_arrays([columns[field.name].cast(field.type) for field in schema], schema=schema)
 
 
-def _unsealed(columns: dict[str, Any], opener: Opener) -> dict[str, Any]:
+def _unseal_columns(columns: dict[str, Any], opener: Opener) -> dict[str, Any]:
     names = ("key_id", "mailbox_no", "msg_id", "payload", "headers", "sealed_headers")
     payloads, headers = [], []
     for key_id, number, msg_id, payload, plain, sealed in zip(
@@ -238,3 +309,33 @@ def _unsealed(columns: dict[str, Any], opener: Opener) -> dict[str, Any]:
             payloads.append(opener.open(key_id, payload, "payload", number, msg_id))
             headers.append(list(orjson.loads(opener.open(key_id, sealed, "headers", number, msg_id)).items()))
     return {"payload": pa.array(payloads, pa.binary()), "headers": pa.array(headers, _MAP)}
+
+
+def forget(lake: Path, tenant: str, address: str) -> int:
+    """Remove a mailbox's messages from the archive, and return how many there were; starts no Spark.
+
+    The days that have such messages are rewritten without them. Former files are deleted, and so is the table's log,
+    whose statistics name addresses: there is no time travel to an earlier version. Sealed messages need no key.
+    Raises as :func:`pipeline.lake.delta.lock_lake`.
+    """
+    with lock_lake(lake):
+        table = LakeTable(table_path(lake, ARCHIVE_TABLE), ARCHIVE, PARTITION)
+        days: dict[str, list[Path]] = {}
+        for file in table.files():
+            days.setdefault(str(file["partition"]), []).append(Path(file["path"]))
+        removed = 0
+        for day, paths in days.items():
+            count = 0
+            for path in paths:
+                rows = pq.ParquetFile(path).read(columns=["tenant", "mailbox"])
+                count += int(pc.sum(_is_of(rows, tenant, address).cast(pa.int64())).as_py() or 0)
+            if count:
+                table.rewrite(day, paths, lambda rows: rows.filter(pc.invert(_is_of(rows, tenant, address))))
+                removed += count
+        # Also where a former run was killed between its commits and this.
+        table.drop_history()
+        return removed
+
+
+def _is_of(rows: pa.Table, tenant: str, address: str) -> pa.ChunkedArray:
+    return pc.and_(pc.equal(rows["tenant"], tenant), pc.equal(rows["mailbox"], address))

@@ -8,10 +8,9 @@ from pathlib import Path
 from deltalake import DeltaTable
 
 from mediator.ops.units import format_count
-from pipeline.journal_schema import PARTITION
-from pipeline.lake import ARCHIVE, EVENTS, TABLES, table_path
-from pipeline.lake.folder import lock_lake
-from pipeline.progress import ProgressCallback, no_progress
+from pipeline.lake import ARCHIVE, EVENTS, TABLES, ProgressCallback, no_progress, table_path
+from pipeline.lake.delta import lock_lake
+from pipeline.source.schema import PARTITION
 
 VACUUM_HOURS = 168
 """Unreferenced files are kept this long, for running readers and for time travel."""
@@ -56,7 +55,7 @@ def compact(
 
     ``keep_days`` removes events older than that, ``keep_archive_days`` archived messages.
 
-    Raises :class:`SetupError` and :class:`UnavailableError` as :func:`pipeline.lake.folder.lock_lake`.
+    Raises :class:`SetupError` and :class:`UnavailableError` as :func:`pipeline.lake.delta.lock_lake`.
     """
     upkept = CompactResult()
     today = (now or datetime.now(UTC)).date()

@@ -1,12 +1,18 @@
-"""A Delta table: Spark writes the Parquet files, deltalake commits them; only one process writes at a time.
+"""The lake: a folder that one process at a time writes to, and its Delta tables.
 
-Spark writes a batch into its own folder inside the table. One commit adds its files and records the source's progress
-as an application transaction. After a crash only a folder may be left over whose batch was never committed.
+Spark writes a batch as Parquet files into its own folder inside a table, and deltalake commits them: one commit adds
+the files and records the source's progress as an application transaction. After a crash only a folder may be left over
+whose batch was never committed.
 """
 
+import errno
+import fcntl
 import json
+import os
 import re
 import shutil
+import socket
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, date, datetime
@@ -15,30 +21,159 @@ from typing import Any
 from urllib.parse import unquote
 from uuid import uuid4
 
+import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction
-from pyspark.sql import DataFrame
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from mediator.errors import SetupError, UnavailableError
-from pipeline.lake.folder import sync
+from pipeline.lake import spark_path
 
+MARKER = "lake.json"
+LOCK = "lake.lock"
+VERSION = 1
+"""Version of the folder's layout; tables have their own."""
+_DISK_FULL = os.strerror(errno.ENOSPC)
+_UNREADABLE = re.compile(r"%[0-9A-Fa-f]{2}|[\\\x00-\x1f\x7f]")
+"""Characters that deltalake cannot handle in a path: it reads %41 as A and a backslash as a slash."""
 _BATCH = re.compile(r"(?P<number>\d{20})-(?P<source>.+)\.[0-9a-f]{8}")
-_WRITING = {
+_WRITE_CONF = {
     # Other readers take Spark's default timestamp format (INT96) for nanoseconds.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     # Otherwise every task sorts its rows by partition before it writes any.
     "spark.sql.maxConcurrentOutputFileWriters": "16",
 }
-_LONGEST = 64
+_MAX_TEXT = 64
 """Longest text in statistics, in characters."""
 
 
+@contextmanager
+def lock_lake(lake: Path, *, create: bool = False) -> Iterator[None]:
+    """Lock the lake for writing; readers need no lock.
+
+    Raises :class:`SetupError` for a folder that is not a lake or that a newer version made, and
+    :class:`UnavailableError` when another process holds the lock (the text names it) or the lake cannot be written.
+    """
+    with translate_errors(lake):
+        if create:
+            _create(lake)
+        check_lake(lake)
+        with lock_folder(lake, f"the lake {lake}"):
+            yield
+
+
+def check_usable(lake: Path, *, create: bool) -> None:
+    """Raise :class:`SetupError` unless the folder is a lake or, with ``create``, can become one; change nothing.
+
+    For commands that start Spark before they open the lake.
+    """
+    if found := _UNREADABLE.search(str(lake)):
+        raise SetupError(f"{lake}: Delta tables cannot be kept under a path with {found[0]!r}; name another folder")
+    if not (create and _is_new(lake)):
+        check_lake(lake)
+
+
+def check_lake(lake: Path) -> None:
+    """Raise :class:`SetupError` unless the folder is a lake that this version can read."""
+    try:
+        version = orjson.loads((lake / MARKER).read_bytes())["version"]
+    except FileNotFoundError:
+        if lake.is_dir() and not _is_empty(lake):
+            raise SetupError(f"{lake}: not a lake, and not empty; name a lake or an empty folder") from None
+        raise SetupError(f"{lake}: not a lake; `mediator pipeline ingest` creates one in an empty folder") from None
+    except NotADirectoryError:
+        raise SetupError(f"{lake}: expected a folder") from None
+    except (ValueError, KeyError, TypeError):
+        raise SetupError(f'{lake / MARKER}: damaged, expected {{"version": {VERSION}}}') from None
+    if version != VERSION:
+        raise SetupError(f"{lake}: the lake has version {version}, this program supports {VERSION}; use a newer one")
+
+
+@contextmanager
+def translate_errors(lake: Path) -> Iterator[None]:
+    """Raise :class:`UnavailableError` for errors of Spark, deltalake and the disk while writing to a lake."""
+    try:
+        yield
+    except (OSError, DeltaError) as error:
+        raise UnavailableError(f"the lake {lake}: {_first_line(error)}") from error
+    except (PySparkException, Py4JError) as error:
+        if _DISK_FULL not in str(error):
+            raise
+        raise UnavailableError(f"the lake {lake}: {_DISK_FULL}") from error
+
+
+def _first_line(error: Exception) -> str:
+    # Errors of deltalake have several lines.
+    if _DISK_FULL in str(error):
+        return _DISK_FULL
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return str(text).splitlines()[0][:500]
+
+
+def _is_new(lake: Path) -> bool:
+    """Whether a lake can be created here: the folder is empty, or can be created."""
+    if lake.is_dir():
+        return _is_empty(lake)
+    return next(path for path in (lake, *lake.parents) if path.exists()).is_dir()
+
+
+def _is_empty(lake: Path) -> bool:
+    # What a crash left while creating the lake does not count.
+    return all(path.name == LOCK or path.name.startswith(f"{MARKER}.") for path in lake.iterdir())
+
+
+def _create(lake: Path) -> None:
+    if lake.exists() and not lake.is_dir():
+        raise SetupError(f"{lake}: expected a folder")
+    # Private like the service's database, since it has the same mail. An existing folder keeps its mode.
+    lake.mkdir(0o700, parents=True, exist_ok=True)
+    if _is_empty(lake):
+        new = lake / f"{MARKER}.{os.getpid()}"
+        new.write_bytes(orjson.dumps({"version": VERSION}))
+        new.replace(lake / MARKER)
+
+
+@contextmanager
+def lock_folder(folder: Path, what: str) -> Iterator[None]:
+    """Lock a folder; :class:`UnavailableError` says which process holds ``what``."""
+    # Unbuffered: on a full disk a buffer could not be flushed, and the file would stay open.
+    with os.fdopen(os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UnavailableError(f"{what} is in use by {_owner(file.read(4096))}") from None
+        file.truncate(0)
+        since = time.strftime("%Y-%m-%d %H:%M:%S")
+        file.write(orjson.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}))
+        yield
+
+
+def _owner(content: bytes) -> str:
+    try:
+        owner = orjson.loads(content)
+        return f"process {owner['pid']} on {owner['host']} since {owner['since']}"
+    except (ValueError, KeyError, TypeError):
+        return "another process"
+
+
+def sync(path: Path) -> None:
+    """Sync a file and its directory entry to disk."""
+    for each in (path, path.parent):
+        file = os.open(each, os.O_RDONLY)
+        try:
+            os.fsync(file)
+        finally:
+            os.close(file)
+
+
 class LakeTable:
-    """A table of the lake, opened or created."""
+    """A Delta table of the lake, opened or created."""
 
     def __init__(self, path: Path, schema: StructType, partition: str | None = None) -> None:
         """``partition`` is the partition column.
@@ -102,8 +237,13 @@ class LakeTable:
         sync(self.path / "_delta_log" / f"{self._delta.version():020d}.json")
         return sum(count for _, count in files)
 
+    def append_next(self, rows: DataFrame, source: str) -> int:
+        """Add rows as the next batch of a source whose batches are only counted; return the number of rows."""
+        number = self.read_up_to(source) + 1
+        return self.append(rows, f"{number:020d}-{source}", {source: number})
+
     def rewrite(self, partition: str, files: Sequence[Path], change: Callable[[pa.Table], pa.Table]) -> None:
-        """Write all files of a partition anew, each as ``change`` makes it, in one commit; a file without rows goes."""
+        """Replace all files of a partition in one commit: ``change`` maps the rows of each; empty files are dropped."""
         assert self._partition
         folder = self.path / f"rewritten.{uuid4().hex[:8]}" / f"{self._partition[0]}={partition}"
         folder.mkdir(parents=True)
@@ -124,7 +264,7 @@ class LakeTable:
         self._delta = DeltaTable(self.path)
 
     def drop_history(self) -> None:
-        """Delete all files that the table does not refer to any more, and the log of how it became what it is."""
+        """Delete all files that the table no longer refers to, and the log of earlier versions."""
         self._delta.vacuum(0, dry_run=False, enforce_retention_duration=False, full=True)
         self._delta = DeltaTable(self.path)
         self._delta.create_checkpoint()
@@ -135,7 +275,7 @@ class LakeTable:
         sync(log)
 
     def sweep(self) -> None:
-        """Remove what crashed runs wrote and did not commit."""
+        """Remove what crashed runs wrote but did not commit."""
         for path in self.path.iterdir():
             batch = _BATCH.fullmatch(path.name)
             if batch is not None and int(batch["number"]) > self.read_up_to(batch["source"]):
@@ -171,7 +311,7 @@ class LakeTable:
         paths = [self.path / unquote(path) for path in found]
         return [str(path) for path in paths] if all(path.exists() for path in paths) else None
 
-    def holding(self, key: str, column: str, spans: Mapping[str, tuple[int, int]]) -> list[str]:
+    def files_with(self, key: str, column: str, spans: Mapping[str, tuple[int, int]]) -> list[str]:
         """Return the files whose statistics allow a row with one of the keys and a number in its span."""
         actions = pa.table(self._delta.get_add_actions(flatten=True))
         wanted = ("path", f"min.{key}", f"max.{key}", f"min.{column}", f"max.{column}")
@@ -196,6 +336,13 @@ class LakeTable:
             json.dumps(stats),
         )
         return action, int(stats["numRecords"])
+
+
+def read_files(spark: SparkSession, schema: StructType, files: Sequence[str]) -> DataFrame:
+    """Return the rows of Parquet files of a table."""
+    if not files:
+        return spark.createDataFrame([], schema)
+    return spark.read.schema(schema).parquet(*map(spark_path, files))
 
 
 def _overlaps(spans: Mapping[str, tuple[int, int]], first: str, last: str, low: int, high: int) -> bool:
@@ -224,7 +371,7 @@ def _statistics(file: pq.FileMetaData) -> dict[str, Any]:
 
 
 def _long(value: object) -> bool:
-    return isinstance(value, bytes) or (isinstance(value, str) and len(value) > _LONGEST)
+    return isinstance(value, bytes) or (isinstance(value, str) and len(value) > _MAX_TEXT)
 
 
 def _plain(value: Any) -> Any:
@@ -237,8 +384,8 @@ def _plain(value: Any) -> Any:
 def _conf(rows: DataFrame) -> Iterator[None]:
     """Set the configuration for writing that has no option on the writer, and restore it afterwards."""
     conf = rows.sparkSession.conf
-    before = {name: conf.get(name, None) for name in _WRITING}
-    for name, value in _WRITING.items():
+    before = {name: conf.get(name, None) for name in _WRITE_CONF}
+    for name, value in _WRITE_CONF.items():
         conf.set(name, value)
     try:
         yield

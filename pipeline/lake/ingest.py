@@ -5,34 +5,82 @@ without its batch, and the next run continues there. Events have a permanent ide
 and ``seq``. Lines, a hundredth of the events, are therefore compared with each other and with the files of the lake
 whose statistics overlap. A message that came under a second identity (docs/journal.md, "At least once") is counted once
 in reports; finding it here would mean comparing all messages ever.
+
+Lines are parsed and validated in the JVM; invalid ones go to the table ``quarantine`` with the reason. What the journal
+dropped before it was read is in the table ``gaps``, so that reports can say they are incomplete.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+import orjson
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, LongType, MapType, StringType, StructField, StructType, TimestampType
 
-from mediator.ops.journal.segments import mark_read, read_up_to
+from mediator.errors import SetupError
+from mediator.ops.journal.lines import COLUMNS
+from mediator.ops.journal.segments import FINAL, closed_segments, mark_read, read_up_to
+from mediator.ops.journal.segments import GAPS as GAPS_FILE
 from mediator.ops.units import format_count
-from pipeline.journal_schema import EVENTS, PARTITION
 from pipeline.lake import EVENTS as EVENTS_TABLE
 from pipeline.lake import GAPS as GAPS_TABLE
 from pipeline.lake import QUARANTINE as QUARANTINE_TABLE
-from pipeline.lake import spark_path, table_path
-from pipeline.lake.delta import LakeTable
-from pipeline.lake.folder import lock_lake
-from pipeline.lake.gaps import GAPS, ingest_gaps
-from pipeline.lake.journal import QUARANTINE, Segment, bad_lines, expand, list_segments, read_lines
-from pipeline.progress import ProgressCallback, no_progress
+from pipeline.lake import ProgressCallback, no_progress, spark_path, table_path
+from pipeline.lake.delta import LakeTable, lock_lake, read_files
+from pipeline.source.schema import EVENTS, MAX_SEQ, MAX_TIME, PARTITION, VERSION
 
+QUARANTINE = StructType(
+    [
+        StructField("seen", TimestampType()),
+        StructField("file", StringType()),
+        StructField("line", LongType()),
+        StructField("reason", StringType()),
+        StructField("size", LongType()),
+        StructField("text", StringType()),
+    ]
+)
+"""An invalid line: when it was found, where (lines count from 1), why, its size in bytes and its first bytes."""
+TEXT_BYTES = 4096
+"""Bytes of an invalid line that are kept."""
+_FILE_NAME = re.compile(rf"(?P<number>\d{{20}})-(?P<instance>.+){re.escape(FINAL)}")
+_LINE_SCHEMA = (
+    f"line struct<version: bigint, instance: variant, seq: bigint, tenant: variant, "
+    f"{', '.join(f'`{name}`: array<bigint>' for name in COLUMNS)}>, end int, bad string"
+)
+_RANGES = {
+    "at": (0, MAX_TIME),
+    "what": (0, 127),
+    "lane": (-1, 127),
+    "msg_id": (-1, None),
+    "bytes": (0, None),
+    "created_at": (0, MAX_TIME),
+}
+GAPS = StructType(
+    [
+        StructField("at", TimestampType()),
+        StructField("why", StringType()),
+        StructField("segment", StringType()),
+        StructField("seqs", MapType(StringType(), ArrayType(LongType()))),
+        StructField("from", TimestampType()),
+        StructField("to", TimestampType()),
+        StructField("events", LongType()),
+        StructField("bytes", LongType()),
+        StructField("line", StringType()),
+    ]
+)
+"""The fields of docs/journal.md with times as timestamps, and the line itself, which identifies the gap."""
+UNREADABLE = "unreadable"
+"""The ``why`` of a gap whose line is damaged: what is missing is unknown."""
 BATCH_BYTES = 1 << 29
 """Bytes of files in one commit; a killed run repeats at most one commit."""
 _TRIES = 3
-_LINE = ["instance", "seq"]
+_LINE_KEY = ["instance", "seq"]
 
 
 @dataclass(slots=True)
@@ -63,15 +111,18 @@ class IngestResult:
 
 
 @dataclass(frozen=True, slots=True)
-class _BatchStats:
-    """Counts of the lines of a batch of files."""
+class Segment:
+    """A closed file."""
 
-    spans: Mapping[str, tuple[int, int]]
-    """First and last seq of each instance."""
-    events: int
-    """Repeated ones included."""
-    repeats: bool
-    bad: int
+    path: Path
+    number: int
+    instance: str
+    """The service that wrote the file; not always the one its lines are of."""
+
+    @property
+    def source(self) -> str:
+        """The source name under which tables record their progress."""
+        return f"journal.{self.instance}"
 
 
 def ingest(spark: SparkSession, journal: Path, lake: Path, on_progress: ProgressCallback = no_progress) -> IngestResult:
@@ -86,6 +137,8 @@ def ingest(spark: SparkSession, journal: Path, lake: Path, on_progress: Progress
 
 
 class _Ingest:
+    """One run."""
+
     def __init__(self, spark: SparkSession, journal: Path, lake: Path, on_progress: ProgressCallback) -> None:
         self._spark = spark
         self._journal = journal
@@ -129,30 +182,32 @@ class _Ingest:
 
     def _ingest(self, batch: Sequence[Segment]) -> None:
         lines = read_lines(self._spark, batch)
-        looked = _count_lines(lines)
-        if looked.bad:
-            self._keep_apart(batch)
-        held = self._events.holding("instance", "seq", looked.spans)
+        counts = _count_lines(lines)
+        bad = sum(row.lines for row in counts if row.instance is None)
+        counts = [row for row in counts if row.instance is not None]
+        if bad:
+            self._quarantine_lines(batch)
+        overlapping = self._events.files_with(
+            "instance", "seq", {row.instance: (row["first"], row["last"]) for row in counts}
+        )
         good = lines.where(F.col("reason").isNull())
-        if looked.repeats:
-            good = good.dropDuplicates(_LINE)
-        if held:
-            good = good.join(self._lines_of(held), _LINE, "left_anti")
+        if any(row.lines > row.names for row in counts):
+            good = good.dropDuplicates(_LINE_KEY)
+        if overlapping:
+            names = StructType([EVENTS[name] for name in _LINE_KEY])
+            known = read_files(self._spark, names, overlapping).distinct()
+            good = good.join(known, _LINE_KEY, "left_anti")
         added = self._events.append(expand(good), *_record(batch))
         self._mark_read()
         summary = self._summary
         summary.segments += len(batch)
         summary.events += added
-        summary.repeated += looked.events - added
-        summary.quarantined += looked.bad
-        summary.compared += len(held)
+        summary.repeated += sum(row.events for row in counts) - added
+        summary.quarantined += bad
+        summary.compared += len(overlapping)
 
-    def _lines_of(self, files: Sequence[str]) -> DataFrame:
-        names = StructType([EVENTS[name] for name in _LINE])
-        return self._spark.read.schema(names).parquet(*map(spark_path, files)).distinct()
-
-    def _keep_apart(self, batch: Sequence[Segment]) -> None:
-        """Quarantine the invalid lines of a batch, unless a killed run did already."""
+    def _quarantine_lines(self, batch: Sequence[Segment]) -> None:
+        """Quarantine the invalid lines of a batch, unless a killed run has already done so."""
         unread = [segment for segment in batch if self._unread(self._quarantine, segment)]
         if not unread:
             return
@@ -179,16 +234,19 @@ def _record(batch: Sequence[Segment]) -> tuple[str, dict[str, int]]:
     return f"{last.number:020d}-{last.source}", {segment.source: segment.number for segment in batch}
 
 
-def _count_lines(lines: DataFrame) -> _BatchStats:
-    """Count lines in one pass over them."""
+def _count_lines(lines: DataFrame) -> list[Row]:
+    """Count lines in one pass: for each instance the ``first`` and ``last`` seq, ``events``, ``lines`` and ``names``.
+
+    ``events`` include repeated ones; ``names`` are distinct lines. Bad lines are in the row without an instance.
+    """
     bad = F.col("reason").isNotNull()
     narrow = lines.select(
         F.when(~bad, F.col("instance")).alias("instance"),
         F.when(~bad, F.col("seq")).alias("seq"),
         F.when(bad, 0).otherwise(F.size("at")).alias("events"),
     )
-    named = narrow.groupBy(*_LINE).agg(F.count("*").alias("lines"), F.sum("events").alias("events"))
-    rows = (
+    named = narrow.groupBy(*_LINE_KEY).agg(F.count("*").alias("lines"), F.sum("events").alias("events"))
+    return (
         named.groupBy("instance")
         .agg(
             F.min("seq").alias("first"),
@@ -199,10 +257,145 @@ def _count_lines(lines: DataFrame) -> _BatchStats:
         )
         .collect()
     )
-    good = [row for row in rows if row.instance is not None]
-    return _BatchStats(
-        spans={row.instance: (row["first"], row["last"]) for row in good},
-        events=sum(row.events for row in good),
-        repeats=any(row.lines > row.names for row in good),
-        bad=sum(row.lines for row in rows if row.instance is None),
+
+
+def list_segments(folder: Path) -> list[Segment]:
+    """Return the closed files in order of their numbers; :class:`SetupError` when there is no such folder."""
+    if not folder.is_dir():
+        raise SetupError(f"{folder}: no such journal; a service writes it while journal.enabled is on")
+    named = [(path, _FILE_NAME.fullmatch(path.name)) for path in closed_segments(folder)]
+    return [Segment(path, int(name["number"]), name["instance"]) for path, name in named if name is not None]
+
+
+def read_lines(spark: SparkSession, files: Sequence[Segment]) -> DataFrame:
+    """Return all lines of files, valid or not.
+
+    Columns: ``file``, ``block`` (where in it Spark began to read), ``raw``; ``reason``, null for a good line; of a good
+    one ``instance``, ``seq``, ``tenant`` and the lists of :data:`mediator.ops.journal.lines.COLUMNS`.
+    """
+    text = spark.read.option("lineSep", "\n").text([spark_path(segment.path) for segment in files])
+    # A truncated line, or two merged into one, closes the object too early or not at all: then ``end`` is missing.
+    whole = F.concat(F.lit('{"line":'), "value", F.lit(',"end":1}'))
+    options = {"columnNameOfCorruptRecord": "bad", "allowSingleQuotes": "false"}
+    parsed = text.select(
+        F.col("_metadata.file_name").alias("file"),
+        F.col("_metadata.file_block_start").alias("block"),
+        F.col("value").alias("raw"),
+        F.from_json(whole, _LINE_SCHEMA, options).alias("json"),
     )
+    return parsed.select(
+        "file",
+        "block",
+        "raw",
+        _reason().alias("reason"),
+        *(F.expr(f"try_variant_get(json.line.{name}, '$', 'string')").alias(name) for name in ("instance", "tenant")),
+        "json.line.seq",
+        *(F.col(f"json.line.{name}").alias(name) for name in COLUMNS),
+    )
+
+
+def _reason() -> Column:
+    """Return what is wrong with a line; null if it is valid."""
+    line = {name: F.col(f"json.line.{name}") for name in ("version", "seq", *COLUMNS)}
+    texts = F.lit(True)
+    for name in ("instance", "tenant"):
+        texts &= F.expr(f"schema_of_variant(json.line.{name})") == "STRING"
+    present = line["seq"].isNotNull()
+    for name in COLUMNS:
+        present &= line[name].isNotNull()
+    same_length = F.lit(True)
+    for name in COLUMNS[1:]:
+        same_length &= F.size(line[name]) == F.size(line[COLUMNS[0]])
+    in_range = line["seq"].between(0, MAX_SEQ)
+    for name in COLUMNS:
+        in_range &= F.forall(line[name], _within(*_RANGES.get(name, (None, None))))
+    return (
+        F.when(~F.is_valid_utf8("raw"), "not UTF-8")
+        .when(F.col("json.end").isNull(), "not a line of JSON")
+        .when(line["version"].isNotNull() & (line["version"] != VERSION), "of another version")
+        .when(F.col("json.bad").isNotNull() | ~_true(texts & present), "a field is missing or of another type")
+        .when(~same_length, "lists of different lengths")
+        .when(~_true(in_range), "a number is out of range")
+    )
+
+
+def _within(low: int | None, high: int | None) -> Callable[[Column], Column]:
+    def check(value: Column) -> Column:
+        holds = value.isNotNull()
+        if low is not None:
+            holds &= value >= low
+        return holds if high is None else holds & (value <= high)
+
+    return check
+
+
+def _true(condition: Column) -> Column:
+    return F.coalesce(condition, F.lit(False))
+
+
+def expand(lines: DataFrame) -> DataFrame:
+    """Return the events of good lines, a row each, as :data:`pipeline.source.schema.EVENTS`."""
+    zipped = F.arrays_zip(*(F.col(name) for name in COLUMNS))
+    rows = lines.select("instance", "seq", "tenant", F.posexplode(zipped).alias("position", "event"))
+    values = {name: F.col(f"event.{name}") for name in COLUMNS}
+    made = {
+        **values,
+        **{name: F.col(name) for name in ("instance", "seq", "tenant", "position")},
+        "at": F.timestamp_millis(values["at"]),
+        "created_at": F.when(values["created_at"] != 0, F.timestamp_millis(values["created_at"])),
+        "date": F.date_add(F.lit("1970-01-01").cast("date"), F.floor(values["at"] / 86_400_000).cast("int")),
+    }
+    return rows.select(*(made[field.name].cast(field.dataType).alias(field.name) for field in EVENTS))
+
+
+def bad_lines(lines: DataFrame) -> DataFrame:
+    """Return the invalid lines as :data:`QUARANTINE`; ``lines`` must have all lines of their files, to number them."""
+    in_order = Window.partitionBy("file").orderBy("block", "row")
+    counted = lines.select("file", "block", "raw", "reason", F.monotonically_increasing_id().alias("row"))
+    start = F.col("raw").cast("binary").substr(1, TEXT_BYTES)
+    return (
+        counted.withColumn("line", F.row_number().over(in_order).cast("bigint"))
+        .where(F.col("reason").isNotNull())
+        .select(
+            F.current_timestamp().alias("seen"),
+            "file",
+            "line",
+            "reason",
+            F.octet_length("raw").cast("bigint").alias("size"),
+            F.make_valid_utf8(start.cast("string")).alias("text"),
+        )
+    )
+
+
+def ingest_gaps(spark: SparkSession, journal: Path, table: LakeTable) -> int:
+    """Add the gaps that the table does not have yet; return how many."""
+    path = journal / GAPS_FILE
+    lines = path.read_text("utf-8", errors="replace").splitlines() if path.exists() else []
+    known = set(table.column("line")) if lines else set()
+    new = [line for line in dict.fromkeys(lines) if line not in known]
+    if new:
+        table.append_next(spark.createDataFrame([_gap_row(line) for line in new], GAPS).coalesce(1), "gaps")
+    return len(new)
+
+
+def _gap_row(line: str) -> tuple[Any, ...]:
+    try:
+        gap = orjson.loads(line)
+        seqs = {str(name): [int(first), int(last)] for name, (first, last) in gap["seqs"].items()}
+        numbers = (int(gap["events"]), int(gap["bytes"]))
+        return (
+            _timestamp(gap["at"]),
+            str(gap["why"]),
+            gap.get("segment"),
+            seqs,
+            _timestamp(gap["from"]),
+            _timestamp(gap["to"]),
+            *numbers,
+            line,
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, OSError):
+        return (None, UNREADABLE, None, None, None, None, None, None, line)
+
+
+def _timestamp(milliseconds: int) -> datetime:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC)

@@ -1,15 +1,21 @@
-"""Gathers the numbers of a report over a span of time from the tables, as plain values for the page."""
+"""The numbers of a report over a span of time, from the tables of the lake, as plain values for the page."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from mediator.errors import BadRequestError
+from pipeline.lake import GAPS as GAPS_TABLE
+from pipeline.lake import QUARANTINE as QUARANTINE_TABLE
+from pipeline.lake import table_path
+from pipeline.lake.delta import LakeTable, read_files
+from pipeline.lake.ingest import GAPS, QUARANTINE
 from pipeline.reports import usage
 
 LISTED = 20
@@ -23,7 +29,6 @@ PER_HOUR = ("sent", "delivered", "leased", "acknowledged")
 PER_TENANT = ("mailboxes", *usage.TOTALS, "depth", "depth_bytes")
 """Mailboxes with events, sums over the span, and the depth at its end."""
 _HOUR = timedelta(hours=1)
-
 Row = dict[str, Any]
 
 
@@ -108,7 +113,7 @@ def summarize(
     gaps: Sequence[Row] = (),
     quarantined: Sequence[tuple[str, int]] = (),
 ) -> UsageSummary:
-    """Gather a report from whole tables; ``hourly`` must have all hours since the first, or depths are wrong."""
+    """Compute a report from whole tables; ``hourly`` must have all hours since the first, or depths are wrong."""
     whose = F.lit(True) if tenant is None else F.col("tenant") == tenant
     depths = usage.with_depth(hourly.where(whose & (F.col("hour") < F.lit(span.end)))).cache()
     rows = depths.where(span.contains(F.col("hour")))
@@ -116,11 +121,11 @@ def summarize(
     try:
         summed = (*usage.TOTALS, "change", "change_bytes")
         sums = _by_hour(depths.groupBy("hour").agg(*(F.sum(name).alias(name) for name in summed)), summed)
-        flows = {name: [value or 0 for value in _line(sums, name, span)] for name in usage.TOTALS}
+        flows = {name: [value or 0 for value in _hour_values(sums, name, span)] for name in usage.TOTALS}
         count = mailboxes.count()
-        line = waits.where(F.col("tenant").eqNullSafe(F.lit(tenant)) & span.contains(F.col("hour")))
+        selected = waits.where(F.col("tenant").eqNullSafe(F.lit(tenant)) & span.contains(F.col("hour")))
         names = [f"{wait}_{name}" for wait in usage.WAITS for name in usage.QUANTILES]
-        wait_rows = _by_hour(line, names)
+        wait_rows = _by_hour(selected, names)
         by_tenant = _by_tenant(depths, span)
         return UsageSummary(
             span,
@@ -130,7 +135,7 @@ def summarize(
             flows={name: flows[name] for name in PER_HOUR},
             depth=_running_total(sums, "change", span),
             depth_bytes=_running_total(sums, "change_bytes", span),
-            waits={name: _line(wait_rows, name, span) for name in names},
+            waits={name: _hour_values(wait_rows, name, span) for name in names},
             # The shares of a single tenant are the flow that was summed already.
             tenants=_shares(rows, by_tenant, span) if tenant is None else [(tenant, flows["bytes_in"])][:count],
             by_tenant=by_tenant,
@@ -143,6 +148,34 @@ def summarize(
     finally:
         mailboxes.unpersist()
         depths.unpersist()
+
+
+def missing(spark: SparkSession, lake: Path, span: Span) -> tuple[list[Row], list[tuple[str, int]]]:
+    """Return what a report lacks: the gaps in a span, and why lines found since it began are invalid, with counts."""
+    return _gaps(spark, lake, span), _unreadable(spark, lake, span)
+
+
+def _gaps(spark: SparkSession, lake: Path, span: Span) -> list[Row]:
+    files = [file["path"] for file in LakeTable(table_path(lake, GAPS_TABLE), GAPS).files()]
+    if not files:
+        return []
+    touching = (F.col("from") < F.lit(span.end)) & (F.col("to") >= F.lit(span.begin))
+    found = read_files(spark, GAPS, files).where(F.col("from").isNull() | touching)
+    times = (F.unix_millis(name).alias(name) for name in ("from", "to"))
+    rows = [row.asDict() for row in found.select("why", "events", *times).orderBy("from").limit(20).collect()]
+    return [
+        {**row, **{name: row[name] if row[name] is None else _moment(row[name]) for name in ("from", "to")}}
+        for row in rows
+    ]
+
+
+def _unreadable(spark: SparkSession, lake: Path, span: Span) -> list[tuple[str, int]]:
+    files = [file["path"] for file in LakeTable(table_path(lake, QUARANTINE_TABLE), QUARANTINE).files()]
+    if not files:
+        return []
+    lines = read_files(spark, QUARANTINE, files).where(F.col("seen") >= F.lit(span.begin))
+    reasons = lines.groupBy("reason").agg(F.count("*").alias("lines")).orderBy(F.desc("lines")).limit(20)
+    return [(row["reason"], row["lines"]) for row in reasons.collect()]
 
 
 def by_mailbox(rows: DataFrame) -> DataFrame:
@@ -221,11 +254,11 @@ def _shares(rows: DataFrame, by_tenant: Sequence[Row], span: Span) -> list[tuple
 def _running_total(sums: Mapping[datetime, Row], change: str, span: Span) -> list[int]:
     """Return for each hour of the span the sum of all changes up to its end, those before the span included."""
     before = sum(row[change] for hour, row in sums.items() if hour < span.begin)
-    changes = (value or 0 for value in _line(sums, change, span))
+    changes = (value or 0 for value in _hour_values(sums, change, span))
     return list(accumulate(changes, initial=before))[1:]
 
 
-def _line(rows: Mapping[datetime, Row], name: str, span: Span) -> list[Any]:
+def _hour_values(rows: Mapping[datetime, Row], name: str, span: Span) -> list[Any]:
     """Return a value for each hour of the span, None where there is no row."""
     return [rows[hour][name] if hour in rows else None for hour in span.hours]
 

@@ -1,16 +1,38 @@
-"""What passed through each mailbox in each hour, from the events of the journal: counts, bytes, depth and waits.
+"""The usage tables: what passed through each mailbox in each hour, from the events of the journal.
 
-Every function takes and returns DataFrames; ``events`` are rows of :data:`pipeline.journal_schema.EVENTS` in any
+:func:`update` keeps them in the lake, incrementally: only days with new events are calculated again. A wait counts on
+the day its message became visible, so a late ACK changes an earlier day. Days whose events the lake no longer keeps
+stay unchanged.
+
+The other functions take and return DataFrames; ``events`` are rows of :data:`pipeline.source.schema.EVENTS` in any
 order. Hours are timestamps at their beginning, in UTC whatever the session's time zone; waits are milliseconds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time
+from pathlib import Path
+from typing import Any
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    BooleanType,
+    DataType,
+    DateType,
+    DoubleType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from mediator.mailboxes.events import EventType
-from pipeline.journal_schema import BORN
+from pipeline.lake import EVENTS as EVENTS_TABLE
+from pipeline.lake import USAGE_GROUPS, USAGE_HOURLY, USAGE_WAITS, ProgressCallback, no_progress, table_path
+from pipeline.lake.delta import LakeTable, lock_lake, read_files
+from pipeline.source.schema import BORN, EVENTS, PARTITION
 
 HOUR = 3_600_000
 COUNTED = {
@@ -29,13 +51,18 @@ TOTALS = ("sent", *COUNTED, "bytes_in")
 QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 WAITS = ("first", "ack")
 """From when a message became visible to when it was first handed to a group, and to its first ACK."""
-
 _MAILBOX = ("tenant", "mailbox")
 _MESSAGE = (*_MAILBOX, "msg_id", "created_at")
-"""After a backup was put back msg_ids are given again, to messages that became visible at another time."""
-_GIVEN = (EventType.DELIVERED, EventType.LEASED)
-_GONE = (EventType.EXPIRED, EventType.COMPACTED, EventType.DELETED)
-_ENDED = (EventType.MAILBOX_EXPIRED, EventType.MAILBOX_DELETED)
+"""After a backup was restored msg_ids are given again, to messages that became visible at another time."""
+_DELIVERED = (EventType.DELIVERED, EventType.LEASED)
+_REMOVED = (EventType.EXPIRED, EventType.COMPACTED, EventType.DELETED)
+_MAILBOX_ENDED = (EventType.MAILBOX_EXPIRED, EventType.MAILBOX_DELETED)
+_EVENTS_SOURCE = "events"
+_EVENT = StructType([field for field in EVENTS if field.name != PARTITION])
+_PERCENTILES = tuple(f"{wait}_{name}" for wait in WAITS for name in QUANTILES)
+_WAIT_COLUMNS = (*_PERCENTILES, *(f"{wait}_count" for wait in WAITS))
+_MAILBOX_TYPES: dict[str, DataType] = {"tenant": StringType(), "mailbox": LongType()}
+_FLOWS = ("came", "came_bytes", "went", "went_bytes", "ended")
 
 
 def hour_of(moment: Column) -> Column:
@@ -71,11 +98,11 @@ def groups(events: DataFrame) -> DataFrame:
     """
     message = F.struct("msg_id", "created_at")
     return (
-        events.where(_is(*_GIVEN, EventType.ACKNOWLEDGED) & (F.col("group") > 0))
+        events.where(_is(*_DELIVERED, EventType.ACKNOWLEDGED) & (F.col("group") > 0))
         .withColumn("hour", hour_of(F.col("created_at")))
         .groupBy(*_MAILBOX, "group", "hour")
         .agg(
-            F.count_distinct(F.when(_is(*_GIVEN), message)).alias("given"),
+            F.count_distinct(F.when(_is(*_DELIVERED), message)).alias("given"),
             F.count_distinct(F.when(_is(EventType.ACKNOWLEDGED), message)).alias("acknowledged"),
         )
     )
@@ -120,7 +147,7 @@ def carried(rows: DataFrame, keys: Sequence[str], until: Column) -> DataFrame:
 
 
 def _is(*codes: int) -> Column:
-    # As text: each code as a column of its own would be told to Java by itself.
+    # In SQL: each code as a column of its own would be one more call to Java.
     return F.expr(f"what IN ({', '.join(str(int(code)) for code in codes)})")
 
 
@@ -145,7 +172,7 @@ def _flows(events: DataFrame) -> DataFrame:
 def _counts() -> list[Column]:
     sent = _is(EventType.STORED, EventType.DELAYED)
     # What expired before it was released never was there.
-    went = _is(*_GONE) & (F.col("msg_id") >= 0)
+    went = _is(*_REMOVED) & (F.col("msg_id") >= 0)
     flows = {"bytes_in": sent, "came_bytes": _is(*BORN), "went_bytes": went}
     return [
         F.count_if(sent).alias("sent"),
@@ -153,22 +180,22 @@ def _counts() -> list[Column]:
         F.count_if(_is(*BORN)).alias("came"),
         F.count_if(went).alias("went"),
         *(F.sum(F.when(which, F.col("bytes")).otherwise(0)).alias(name) for name, which in flows.items()),
-        F.bool_or(_is(*_ENDED)).alias("ended"),
+        F.bool_or(_is(*_MAILBOX_ENDED)).alias("ended"),
     ]
 
 
 def _handled(events: DataFrame) -> DataFrame:
-    """Return a row for each message that was given or acknowledged, with its waits; a clock set back makes them 0."""
+    """Return a row for each message that was delivered or acknowledged, with its waits; they are never negative."""
     moments = (
-        events.where(_is(*_GIVEN, EventType.ACKNOWLEDGED))
+        events.where(_is(*_DELIVERED, EventType.ACKNOWLEDGED))
         .groupBy(*_MESSAGE)
         .agg(
-            F.min(F.when(_is(*_GIVEN), F.col("at"))).alias("first_at"),
+            F.min(F.when(_is(*_DELIVERED), F.col("at"))).alias("first_at"),
             F.min(F.when(_is(EventType.ACKNOWLEDGED), F.col("at"))).alias("ack_at"),
         )
     )
     waits = [F.greatest(F.unix_millis(f"{wait}_at") - F.unix_millis("created_at"), F.lit(0)) for wait in WAITS]
-    # greatest() passes over nulls: without this, what never came would have come at once.
+    # greatest() ignores nulls: without this, the wait for an event that never came would be 0.
     known = [
         F.when(F.col(f"{wait}_at").isNotNull(), value).alias(wait) for wait, value in zip(WAITS, waits, strict=True)
     ]
@@ -176,7 +203,7 @@ def _handled(events: DataFrame) -> DataFrame:
 
 
 def _waits(handled: DataFrame, *keys: str) -> DataFrame:
-    """Return exact percentiles, between two values in proportion."""
+    """Return exact percentiles, interpolated between two values."""
     wanted = F.array(*(F.lit(share) for share in QUANTILES.values()))
     rows = handled.groupBy(*keys, "hour").agg(
         *(F.percentile(wait, wanted).alias(wait) for wait in WAITS),
@@ -187,7 +214,107 @@ def _waits(handled: DataFrame, *keys: str) -> DataFrame:
 
 
 def _joined(counted: DataFrame, waits: DataFrame) -> DataFrame:
-    """Join both; what had only waits in an hour, its beginning being lost, counts nothing there."""
+    """Join both; hours that only have waits, since the beginning of their messages is lost, have zero counts."""
     rows = counted.join(waits, [*_MAILBOX, "hour"], "full_outer")
     absent = {name: 0 for name, kind in rows.dtypes if kind == "bigint" and name != "mailbox"}
     return rows.fillna({**absent, "ended": False})
+
+
+def _schema(keys: Mapping[str, DataType], numbers: Collection[str]) -> StructType:
+    kinds: dict[str, DataType] = {name: DoubleType() if name in _PERCENTILES else LongType() for name in numbers}
+    if "ended" in kinds:
+        kinds["ended"] = BooleanType()
+    every = {**keys, "hour": TimestampType(), **kinds, PARTITION: DateType()}
+    return StructType([StructField(name, kind) for name, kind in every.items()])
+
+
+TABLES: dict[str, tuple[StructType, Callable[[DataFrame], DataFrame]]] = {
+    USAGE_HOURLY: (_schema(_MAILBOX_TYPES, (*TOTALS, *_FLOWS, *_WAIT_COLUMNS)), hourly),
+    USAGE_WAITS: (_schema({"tenant": StringType()}, _WAIT_COLUMNS), tenant_waits),
+    USAGE_GROUPS: (_schema({**_MAILBOX_TYPES, "group": LongType()}, ("given", "acknowledged")), groups),
+}
+"""The columns of each table, and the function that makes it from events."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableUpdate:
+    """What a run of :func:`update` did."""
+
+    days: list[date]
+    """Days that were calculated again."""
+    files: int
+    """Files of events that were read for it."""
+
+
+def update(spark: SparkSession, lake: Path, on_progress: ProgressCallback = no_progress) -> TableUpdate:
+    """Update the tables to the events in the lake.
+
+    A killed run leaves each table unchanged or updated; the next one does the rest. Raises :class:`SetupError` when
+    the folder is not a lake and :class:`UnavailableError` when another process works on it.
+    """
+    with lock_lake(lake):
+        events = LakeTable(table_path(lake, EVENTS_TABLE), EVENTS, PARTITION)
+        tables = {name: LakeTable(table_path(lake, name), schema, PARTITION) for name, (schema, _) in TABLES.items()}
+        since = min(each.read_up_to(_EVENTS_SOURCE) for each in tables.values())
+        if since == events.version:
+            return TableUpdate([], 0)
+        days = _changed_days(spark, events, tables[USAGE_HOURLY], since)
+        files = _files(events, days)
+        rows = read_files(spark, _EVENT, files).where(_is_in(days, "at") | _is_in(days, "created_at")).cache()
+        for number, (name, each) in enumerate(tables.items()):
+            on_progress("tables", number, len(tables))
+            each.sweep()
+            made = TABLES[name][1](rows).withColumn(PARTITION, F.to_date("hour")).where(F.col(PARTITION).isin(days))
+            each.append(
+                made.select(*TABLES[name][0].names).repartition(PARTITION),
+                f"{events.version:020d}-{_EVENTS_SOURCE}",
+                {_EVENTS_SOURCE: events.version},
+                replacing=[str(day) for day in days] if days else None,
+            )
+        rows.unpersist()
+        on_progress("tables", len(tables), len(tables))
+        return TableUpdate(days, len(files))
+
+
+def read(spark: SparkSession, lake: Path, name: str) -> DataFrame:
+    """Return one of :data:`TABLES` without its partition column."""
+    schema = TABLES[name][0]
+    table = LakeTable(table_path(lake, name), schema, PARTITION)
+    plain = StructType([field for field in schema if field.name != PARTITION])
+    return read_files(spark, plain, [file["path"] for file in table.files()])
+
+
+def hours(lake: Path) -> tuple[datetime, datetime] | None:
+    """Return the first and the last hour of the tables, None when they are empty."""
+    files = LakeTable(table_path(lake, USAGE_HOURLY), TABLES[USAGE_HOURLY][0], PARTITION).files("hour")
+    if not files:
+        return None
+    return min(file["min.hour"] for file in files), max(file["max.hour"] for file in files)
+
+
+def _changed_days(spark: SparkSession, events: LakeTable, hourly: LakeTable, since: int) -> list[date]:
+    """Return the days of the events that were added since a version, all days if the log no longer has it."""
+    new = events.added_since(since) if since >= 0 else None
+    paths = [file["path"] for file in events.files()] if new is None else new
+    both = read_files(spark, _EVENT, paths).select(
+        F.explode(F.array(F.to_date("at"), F.to_date("created_at"))).alias("day")
+    )
+    days = {row["day"] for row in both.where("day is not null").distinct().collect()}
+    removed = {file["partition"] for file in hourly.files()} - {file["partition"] for file in events.files()}
+    return sorted(days - removed)
+
+
+def _files(events: LakeTable, days: Collection[date]) -> list[str]:
+    """Return the files that may hold events of messages or of moments of these days, by their statistics."""
+    spans = [tuple(datetime.combine(day, at, UTC) for at in (time.min, time.max)) for day in days]
+    return [
+        file["path"]
+        for file in events.files("created_at")
+        if file["partition"] in days
+        or (days and None in (file["min.created_at"], file["max.created_at"]))
+        or any(file["min.created_at"] <= end and file["max.created_at"] >= begin for begin, end in spans)
+    ]
+
+
+def _is_in(days: Collection[date], column: str) -> Any:
+    return F.coalesce(F.to_date(column).isin(list(days)), F.lit(False))

@@ -13,17 +13,16 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from mediator.errors import BadRequestError
-from pipeline.source.mailbox_batch import MailboxReader
+from pipeline.source import hide_tracebacks
 from pipeline.source.options import BATCH, STREAM, parse, split_words
-from pipeline.source.schema import MESSAGES, check_schema
-from pipeline.source.tracebacks import hide_tracebacks
+from pipeline.source.schema import EVENTS, MESSAGES, check_schema
 
 FORMAT = "mq9"
 
 
 @hide_tracebacks
 class MailDataSource(DataSource):
-    """The entry points that Spark calls; each module is imported on the machine that needs it."""
+    """The entry points that Spark calls; each imports its module, whose libraries only it needs."""
 
     @classmethod
     def name(cls) -> str:
@@ -33,13 +32,11 @@ class MailDataSource(DataSource):
     def schema(self) -> StructType:
         """Return the columns of a message (fewer with ``group``), or of an event with ``journal``."""
         if self.options.get("journal"):
-            from pipeline.journal_schema import EVENTS
-
             return EVENTS
         if self.options.get("group"):
-            from pipeline.source import group_rows
+            from pipeline.source.groups import columns
 
-            return group_rows.columns(split_words(self.options, "columns"), "columns")
+            return columns(split_words(self.options, "columns"), "columns")
         return StructType([MESSAGES[name] for name in parse(self.options, (*BATCH, *STREAM)).columns])
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -47,6 +44,8 @@ class MailDataSource(DataSource):
         if self.options.get("group"):
             why = "a batch read cannot acknowledge messages; use readStream with trigger(availableNow=True)"
             raise BadRequestError("group", why)
+        from pipeline.source.mailboxes import MailboxReader
+
         return MailboxReader(parse(self.options), check_schema(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
@@ -72,23 +71,23 @@ def stream_reader(options: Mapping[str, str], schema: StructType) -> DataSourceS
     With ``group`` it reads as that consumer group, with ``journal`` it follows the journal in that folder.
     """
     if options.get("group"):
-        from pipeline.source.group_stream import GroupStream
+        from pipeline.source.groups import GroupStream
 
         return GroupStream(options, schema)
     if options.get("journal"):
-        from pipeline.source.journal_stream import JournalStream
+        from pipeline.source.journal import JournalStream
 
         return JournalStream(options, schema)
-    from pipeline.source.mailbox_stream import MailboxStream
+    from pipeline.source.mailboxes import MailboxStream
 
     return MailboxStream(options, schema)
 
 
 def register(spark: SparkSession) -> None:
-    """Register the format ``mq9`` with ``spark``, also for writing in this thread.
+    """Register the format ``mq9`` with ``spark``.
 
-    ``df.write.format("mq9")`` finds it in threads that have called this, whoever made the frame.
+    Each thread that writes must call this: ``df.write`` looks the format up in the thread's active session.
     """
     spark.dataSource.register(MailDataSource)
-    # For a write Spark uses the session that is active in the thread, not the frame's; this activates it.
+    # This makes the session the active one of the thread.
     spark.createDataFrame([], "nothing int")

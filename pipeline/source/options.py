@@ -1,15 +1,22 @@
 """The options of the data source: their names, parsing and validation."""
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 from urllib.parse import urlsplit
 
-from mediator.errors import BadRequestError
+import orjson
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
+
+from mediator.errors import BadRequestError, LostDataError
 from mediator.mailboxes.address import DEFAULT_TENANT, parse_address
 from pipeline.source.schema import NAMES, check_names
+
+if TYPE_CHECKING:
+    from mediator.config.settings import Settings
 
 BATCH = (
     "data.dir",
@@ -26,11 +33,11 @@ BATCH = (
     "minPartitions",
 )
 STREAM = ("startingOffsets", "maxOffsetsPerTrigger", "failOnDataLoss")
-"""Options of all streams of mailboxes and of the journal; see :mod:`pipeline.source.stream_options`."""
+"""Options of all streams of mailboxes and of the journal; see :class:`StreamOptions`."""
 MAILBOX_STREAM = (*(name for name in BATCH if name != "endingTimestamp"), *STREAM)
-"""Options of a stream of mailboxes; see :mod:`pipeline.source.mailbox_stream`."""
+"""Options of a stream of mailboxes; see :mod:`pipeline.source.mailboxes`."""
 JOURNAL_STREAM = ("journal", "badLines", *STREAM)
-"""Options of a stream of the journal; see :mod:`pipeline.source.journal_stream`."""
+"""Options of a stream of the journal; see :mod:`pipeline.source.journal`."""
 LOGIN = {
     "nats.url": "server",
     "nats.user": "user",
@@ -48,15 +55,21 @@ SERVER = (*LOGIN, "timeoutSeconds")
 SINK = ("address", "topic", "maxInFlight", "dedup.prefix", *SERVER)
 """Options of a write; see :mod:`pipeline.source.sink`."""
 GROUP = ("group", "subscribe", "columns", "startingOffsets", "maxOffsetsPerTrigger", *SERVER)
-"""Options of a stream with a consumer group; see :mod:`pipeline.source.group_stream`."""
+"""Options of a stream with a consumer group; see :mod:`pipeline.source.groups`."""
 MAX_TIME = 8_640_000_000_000_000
-"""Milliseconds since the epoch that Spark and Python still show as a date."""
+"""The last time, in milliseconds since the epoch, that Spark and Python show as a date."""
 MAX_PARTITIONS = 10_000
 DATABASE_FILE = "mediator.db"
-if TYPE_CHECKING:
-    from mediator.config.settings import Settings
+EARLIEST = "earliest"
+LATEST = "latest"
+MAX_ROWS = 2**53
+
+Offset: TypeAlias = dict[str, Any]
+"""What Spark keeps in its checkpoint, as JSON."""
 
 _SCHEMES = ("postgresql", "postgres")
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,27 +78,22 @@ class ReadOptions:
 
     data_dir: Path | None = None
     database_url: str | None = field(default=None, repr=False)
-    """Holds a password. Either this or ``data_dir`` is there."""
+    """May contain a password. Exactly one of this and ``data_dir`` is set."""
     tenant: str = DEFAULT_TENANT
     addresses: tuple[str, ...] = ()
-    """Mailboxes that must be there; none: all that ``pattern`` and ``prefix`` allow."""
+    """Mailboxes that must exist; none: all that ``pattern`` and ``prefix`` allow."""
     pattern: str | None = None
     prefix: str = ""
     starting: int | None = None
-    """The first create_time that is read."""
+    """Messages are read that became visible at this time or later."""
     ending: int | None = None
-    """The first create_time that is not read any more."""
+    """Messages are read that became visible before this time."""
     tags: tuple[str, ...] = ()
     """A message has all of them (Q1)."""
     columns: tuple[str, ...] = NAMES
     partitions: int | None = None
-    """So many, where there are as many messages."""
+    """The number of tasks, if there are as many messages."""
     min_partitions: int = 1
-
-    @property
-    def place(self) -> str:
-        """The option that locates the database; errors about the database name it."""
-        return "data.dir" if self.database_url is None else "database.url"
 
     @property
     def file(self) -> Path:
@@ -95,7 +103,7 @@ class ReadOptions:
 
 
 def parse(given: Mapping[str, str], known: Sequence[str] = BATCH) -> ReadOptions:
-    """Read the options of a reader; names in any case, those ``known`` beside :data:`BATCH` are left to the caller.
+    """Read the options of a reader, with names in any case; the caller reads those of ``known`` not in :data:`BATCH`.
 
     Raises :class:`BadRequestError` that names the option: unknown, of the wrong form, or two that exclude each other.
     """
@@ -106,7 +114,7 @@ def parse(given: Mapping[str, str], known: Sequence[str] = BATCH) -> ReadOptions
     _at_most_one(options, "numPartitions", "minPartitions")
     if "data.dir" not in options and "database.url" not in options:
         raise BadRequestError("data.dir", "expected the service's data directory, or its database as database.url")
-    starting, ending = _time(options, "startingTimestamp"), _time(options, "endingTimestamp")
+    starting, ending = (read_integer(options, name, 0, MAX_TIME) for name in ("startingTimestamp", "endingTimestamp"))
     if starting is not None and ending is not None and ending < starting:
         raise BadRequestError("endingTimestamp", f"expected {starting}, which is startingTimestamp, or later")
     return ReadOptions(
@@ -120,20 +128,20 @@ def parse(given: Mapping[str, str], known: Sequence[str] = BATCH) -> ReadOptions
         ending=ending,
         tags=split_words(options, "tags"),
         columns=check_names(split_words(options, "columns"), "columns") or NAMES,
-        partitions=_partitions(options, "numPartitions"),
-        min_partitions=_partitions(options, "minPartitions") or 1,
+        partitions=read_integer(options, "numPartitions", 1, MAX_PARTITIONS),
+        min_partitions=read_integer(options, "minPartitions", 1, MAX_PARTITIONS) or 1,
     )
 
 
 def database_options(settings: "Settings") -> ReadOptions:
-    """Return where the database of a service is."""
+    """Return the options that locate a service's database."""
     if settings.database_url is None:
         return parse({"data.dir": str(settings.data_dir)})
     return parse({"database.url": settings.database_url.get_secret_value()})
 
 
 def normalize_names(given: Mapping[str, str], known: Sequence[str]) -> dict[str, str]:
-    """Return options under their names here, written in any case there; :class:`BadRequestError` for an unknown one."""
+    """Return options under their canonical names, given in any case; :class:`BadRequestError` for an unknown one."""
     names = {name.lower(): name for name in known}
     for name in given:
         if name.lower() not in names:
@@ -155,7 +163,7 @@ def _text(options: Mapping[str, str], name: str, default: str) -> str:
 
 
 def split_words(options: Mapping[str, str], name: str) -> tuple[str, ...]:
-    """Read words joined by commas, each once."""
+    """Return the words of a comma-separated option, without duplicates."""
     if name not in options:
         return ()
     words = [word.strip() for word in options[name].split(",")]
@@ -172,14 +180,6 @@ def read_integer(options: Mapping[str, str], name: str, low: int, high: int) -> 
     if not (text.isascii() and text.isdigit() and len(text) <= 19 and low <= int(text) <= high):
         raise BadRequestError(name, f'expected a whole number from {low} to {high}, got "{text[:200]}"')
     return int(text)
-
-
-def _time(options: Mapping[str, str], name: str) -> int | None:
-    return read_integer(options, name, 0, MAX_TIME)
-
-
-def _partitions(options: Mapping[str, str], name: str) -> int | None:
-    return read_integer(options, name, 1, MAX_PARTITIONS)
 
 
 def _pattern(options: Mapping[str, str]) -> str | None:
@@ -202,7 +202,7 @@ def _directory(text: str) -> Path:
 
 
 def _url(text: str) -> str:
-    # What is wrong is not shown: there may be a password in it.
+    # The error does not show the value: there may be a password in it.
     try:
         right = urlsplit(text).scheme in _SCHEMES and "\0" not in text
     except ValueError:
@@ -210,3 +210,60 @@ def _url(text: str) -> str:
     if not right:
         raise BadRequestError("database.url", "expected postgresql://USER:PASSWORD@HOST:PORT/DATABASE")
     return text
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """Options that streams of mailboxes and of the journal share."""
+
+    starting: str | Offset
+    """Where a query without a checkpoint begins: ``earliest``, ``latest`` or an offset."""
+    max_rows: int | None
+    """Maximum rows of one batch; None: all available."""
+    fail_on_data_loss: bool
+    """Whether rows that were removed before they were read end the query."""
+
+    @classmethod
+    def of(cls, options: Mapping[str, str], default: str) -> Self:
+        """Read ``startingOffsets``, ``maxOffsetsPerTrigger`` and ``failOnDataLoss``."""
+        return cls(
+            starting=_starting(options.get("startingOffsets") or default),
+            max_rows=read_integer(options, "maxOffsetsPerTrigger", 1, MAX_ROWS),
+            fail_on_data_loss=one_of(options, "failOnDataLoss", ("true", "false")) == "true",
+        )
+
+    @property
+    def limit(self) -> ReadLimit:
+        """The limit that Spark passes back when it requests the next batch."""
+        return ReadAllAvailable() if self.max_rows is None else ReadMaxRows(self.max_rows)
+
+    def report_lost(self, what: str) -> None:
+        """Report rows that were removed unread: raise :class:`LostDataError`, or log it if the options allow that."""
+        if self.fail_on_data_loss:
+            raise LostDataError(f"{what}; failOnDataLoss=false goes on without")
+        log.warning("rows were removed before the stream read them: %s", what)
+
+
+def max_rows(limit: ReadLimit) -> int | None:
+    """Return how many rows Spark wants at most, None for all."""
+    return limit.max_rows if isinstance(limit, ReadMaxRows) else None
+
+
+def _starting(text: str) -> str | Offset:
+    if text.lower() in (EARLIEST, LATEST):
+        return text.lower()
+    try:
+        offset = orjson.loads(text)
+    except ValueError:
+        offset = None
+    if not isinstance(offset, dict):
+        raise BadRequestError("startingOffsets", f'expected earliest, latest or an offset as JSON, got "{text[:200]}"')
+    return offset
+
+
+def one_of(options: Mapping[str, str], name: str, words: tuple[str, str]) -> str:
+    """Return the option's value, one of two words; the first is the default."""
+    word = (options.get(name) or words[0]).lower()
+    if word not in words:
+        raise BadRequestError(name, f'expected {words[0]} or {words[1]}, got "{word[:200]}"')
+    return word

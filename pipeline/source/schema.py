@@ -1,4 +1,4 @@
-"""The columns of a message, the database columns they are made of, and their Arrow types."""
+"""The columns of a message and of an event of the journal, and the Arrow arrays they are read into."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -10,6 +10,9 @@ import pyarrow.compute as pc
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
+    ByteType,
+    DateType,
+    IntegerType,
     LongType,
     MapType,
     StringType,
@@ -19,6 +22,7 @@ from pyspark.sql.types import (
 )
 
 from mediator.errors import BadRequestError
+from mediator.mailboxes.events import EventType
 from mediator.mailboxes.lanes import LANES
 
 MESSAGES = StructType(
@@ -47,6 +51,36 @@ Null are ``key``, ``dedup_id``, ``reply_to``, ``recipient`` and ``expire_at`` of
 headers are empty then.
 """
 NAMES = tuple(MESSAGES.fieldNames())
+
+EVENTS = StructType(
+    [
+        StructField("instance", StringType()),
+        StructField("seq", LongType()),
+        StructField("position", IntegerType()),
+        StructField("tenant", StringType()),
+        StructField("at", TimestampType()),
+        StructField("what", ByteType()),
+        StructField("mailbox", LongType()),
+        StructField("lane", ByteType()),
+        StructField("msg_id", LongType()),
+        StructField("bytes", LongType()),
+        StructField("created_at", TimestampType()),
+        StructField("group", LongType()),
+        StructField("date", DateType()),
+    ]
+)
+"""Times have milliseconds, in UTC; ``created_at`` is null where it does not apply; ``date`` is the day of ``at``."""
+
+PARTITION = "date"
+
+VERSION = 1
+"""Of the lines; a line without a version has it."""
+MAX_SEQ = 2**53 - 1
+MAX_TIME = 253_402_300_799_999
+"""The last millisecond of the year 9999, the last that Spark and Python show as a date."""
+
+BORN = (int(EventType.STORED), int(EventType.RELEASED))
+"""A message has one event of these in its life, named by ``mailbox`` and ``msg_id``."""
 
 NOTHING = "\0"
 """Stands for a missing text; no text of a message has control characters."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import pyspark
 from pyspark.sql import functions as F
 
-from pipeline.java import find_java
+from pipeline.requirements import find_java
 from pipeline.session import session
 from tests.harness.once import alone
 

@@ -12,8 +12,8 @@ from mediator.mailboxes.ports import Copy
 from mediator.ops.store_access import ask_or_use_store
 from mediator.store.opening import database_path
 from mediator.store.sqlite import SqliteStore
-from pipeline.service import outbox as outbox_module
-from pipeline.service.outbox import MAX_COPIES, ArchiveOperations, OutboxClient
+from pipeline import outbox as outbox_module
+from pipeline.outbox import MAX_COPIES, ArchiveOperations, OutboxClient
 from tests.harness.core import core, make_settings
 from tests.harness.samples import add, put
 

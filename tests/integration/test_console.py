@@ -24,10 +24,8 @@ from mediator.ops.runs.history import RunHistory
 from mediator.parts import Host
 from mediator.store.base import Integrity
 from mediator.store.sqlite import SqliteStore
-from pipeline.console.pages import add_pages
 from pipeline.reports import ADDRESSES
-from pipeline.service.operations import PipelineOperations, report_file
-from pipeline.service.scheduler import PipelineScheduler
+from pipeline.service import PipelineOperations, PipelineScheduler, add_pages, report_file
 from tests.harness.console_site import HTML, ConsoleSite, console_site, token
 from tests.harness.core import PATIENCE, make_settings
 from tests.harness.waiting import until

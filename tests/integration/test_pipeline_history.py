@@ -18,7 +18,7 @@ from mediator.ops.runs.history import RunHistory
 from mediator.ops.runs.records import RUN_VARIABLE, Outcome
 from mediator.store.opening import database_path
 from mediator.store.sqlite import SqliteStore
-from pipeline.runs import record_run
+from pipeline.jobs import record_run
 from tests.harness.core import Core, core, make_settings
 
 

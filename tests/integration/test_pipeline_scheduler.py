@@ -19,9 +19,7 @@ from mediator.ops.runs.history import SCHEDULED, RunHistory
 from mediator.ops.runs.records import RUN_VARIABLE, Outcome, Run
 from mediator.system import child_process as child
 from mediator.system.child_process import ChildEnd, run_child
-from pipeline.service.child_log import MAX_LINE, MAX_LINES, ChildLog
-from pipeline.service.operations import PipelineOperations
-from pipeline.service.scheduler import PipelineScheduler
+from pipeline.service import MAX_LINE, MAX_LINES, ChildLog, PipelineOperations, PipelineScheduler
 from tests.harness.clock import ShiftedClock
 from tests.harness.core import HOUR, Core, core, make_settings
 from tests.harness.waiting import until
@@ -269,7 +267,7 @@ async def test_a_child_that_is_killed_is_known_to_be(tmp_path: Path) -> None:
 async def test_a_child_past_its_time_is_recorded_as_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with core(tmp_path) as home, rounds(home, python(FOREVER), minutes=1) as (made, book):
         # The same way, with a minute that is over soon.
-        monkeypatch.setattr("pipeline.service.scheduler._MINUTE", 0.005)
+        monkeypatch.setattr("pipeline.service._MINUTE", 0.005)
         run, _ = await ran(made, book)
         assert run.outcome is Outcome.KILLED
         assert run.error == "time limit exceeded: pipeline.max_minutes is 1"

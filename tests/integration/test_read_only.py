@@ -22,7 +22,7 @@ COUNT = """
 import sys
 from pathlib import Path
 from pipeline.source.options import parse
-from pipeline.source.sqlite import SqliteDatabase
+from pipeline.source.database import SqliteDatabase
 database = SqliteDatabase(parse({"data.dir": sys.argv[1]}))
 print(database.table("SELECT count(*) AS n FROM message").to_pylist()[0]["n"], flush=True)
 sys.stdin.read()

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pipeline.lake.archive import archive
 from pipeline.lake.ingest import ingest
-from pipeline.replay import ReplaySelection, ReplayTarget, replay
+from pipeline.lake.replay import ReplaySelection, ReplayTarget, replay
 from pipeline.session import session
 from pipeline.source.datasource import register
 from pipeline.source.options import ReadOptions

@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 from mediator.mailboxes.events import Event, EventType
 from mediator.ops.journal.lines import encode, expand
 from mediator.ops.journal.segments import Line
-from pipeline.journal_schema import EVENTS
+from pipeline.source.schema import EVENTS
 
 START = 1_767_225_600_000
 DAY = 86_400_000

@@ -13,7 +13,7 @@ from mediator.mailboxes.events import Event, EventType
 from mediator.ops.journal.lines import encode
 from mediator.ops.journal.segments import Segments
 from pipeline.source.datasource import register
-from pipeline.source.stream_options import Offset
+from pipeline.source.options import Offset
 
 START = 1_767_225_600_000
 

@@ -17,12 +17,11 @@ from mediator.mailboxes.lanes import LANES
 from mediator.mailboxes.ports import Copy
 from mediator.store.base import Store
 from mediator.store.sqlite import SqliteStore
-from pipeline.lake import outbox
-from pipeline.lake.archive import ArchiveResult, archive, read_archive, unseal
+from pipeline.lake import archive as lake_archive
+from pipeline.lake.archive import ArchiveResult, archive, forget, read_archive, unseal
 from pipeline.lake.archive import read_stored as kept_rows
 from pipeline.lake.compaction import compact
-from pipeline.lake.folder import lock_lake
-from pipeline.lake.forgetting import forget
+from pipeline.lake.delta import lock_lake
 from pipeline.lake.sealing import Key, Opener, Sealer, read_keys
 from pipeline.source.options import ReadOptions, parse
 from tests.harness.samples import T0, add, put
@@ -92,8 +91,8 @@ def test_every_message_as_it_was_sent_and_none_stays_behind(
 ) -> None:
     lake = tmp_path / "lake"
     sent = fill(kept.store, 12) + fill(kept.store, 2, "ünlaut", payload=b"", key=None, tags=(), headers={})
-    monkeypatch.setattr(outbox, "PIECE_MESSAGES", 3)
-    monkeypatch.setattr(outbox, "COMMIT_MESSAGES", 10)
+    monkeypatch.setattr(lake_archive, "TASK_MESSAGES", 3)
+    monkeypatch.setattr(lake_archive, "COMMIT_MESSAGES", 10)
     assert archive(spark, place(kept), lake, None, remove(kept.store)) == ArchiveResult(messages=14)
     assert waiting(kept.store) == 0
     found = read_archive(spark, lake)
@@ -104,7 +103,7 @@ def test_every_message_as_it_was_sent_and_none_stays_behind(
     version = DeltaTable(lake / "archive").version()
     assert version == 2
     # What is empty costs nothing.
-    assert outbox.newest_seq(place(kept)) is None
+    assert lake_archive.newest_seq(place(kept)) is None
     assert archive(spark, place(kept), lake, None, remove(kept.store)) == ArchiveResult()
     assert DeltaTable(lake / "archive").version() == version
 

@@ -10,7 +10,7 @@ from mediator.cli.errors import CommandError
 from mediator.cli.options import CommandGroup
 from mediator.errors import BadRequestError
 from mediator.system.extras import install_command
-from pipeline.cli.jobs import LITTLE_BYTES, MAX_CONF, SparkOptions, is_small, job
+from pipeline.jobs import MAX_CONF, SMALL_BYTES, SparkOptions, is_small, job
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def test_how_far_it_has_come_is_shown_on_a_terminal(run, spark, monkeypatch):
 
 def test_little_is_what_all_files_are_together(tmp_path):
     half, more, gone = (tmp_path / name for name in ("half", "more", "gone"))
-    for path, size in ((half, LITTLE_BYTES // 2), (more, LITTLE_BYTES // 2 + 1)):
+    for path, size in ((half, SMALL_BYTES // 2), (more, SMALL_BYTES // 2 + 1)):
         with path.open("wb") as file:
             file.truncate(size)
     assert is_small([half, gone, half])

@@ -17,13 +17,12 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
 from mediator.errors import BadRequestError, SetupError, UnavailableError
-from pipeline.embedding import run, tables
-from pipeline.embedding.catalogs import files_of
+from pipeline.embedding import run
+from pipeline.embedding.cards import files_of
 from pipeline.embedding.model import Model, ModelPart, encode_batches, find_model
-from pipeline.embedding.registry_client import RegistryClient as Handed
-from pipeline.embedding.registry_client import batch_agents, card_with
-from pipeline.lake import BAD_CARDS, VECTORS
-from pipeline.progress import no_progress
+from pipeline.embedding.run import RegistryClient as Handed
+from pipeline.embedding.run import batch_agents, card_with
+from pipeline.lake import BAD_CARDS, VECTORS, no_progress
 from pipeline.source.options import database_options
 from registry.api.operations import MAX_TOGETHER
 from registry.cards.card import read_card
@@ -150,7 +149,7 @@ class Killed(Exception):
 def test_a_second_run_encodes_only_what_is_left(
     place: Place, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "BATCH_CARDS", 4)
+    monkeypatch.setattr(run, "BATCH_CARDS", 4)
     (tmp_path / "1.jsonl").write_bytes(b"\n".join(card(f"b.{number}") for number in range(10)))
     committed = []
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mediator.errors import SetupError
-from pipeline.java import find_java, packaged_java
+from pipeline.requirements import find_java, packaged_java
 from tests.harness.spark import JAVA
 
 TOOLS = ("bash", "cat", "dirname", "env", "head", "ls", "ps", "sh", "uname")

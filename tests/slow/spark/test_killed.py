@@ -22,7 +22,7 @@ from mediator.ops.journal import events as told_by
 from mediator.ops.journal.segments import read_up_to
 from mediator.store.opening import database_path
 from pipeline.lake.ingest import ingest
-from pipeline.replay import ORIGINAL_TIME
+from pipeline.lake.replay import ORIGINAL_TIME
 from tests.harness.core import rows
 from tests.harness.service import Service, Services
 from tests.slow.spark.conftest import Call

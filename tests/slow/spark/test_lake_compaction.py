@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from mediator.errors import SetupError, UnavailableError
 from pipeline.lake.compaction import compact
-from pipeline.lake.folder import lock_lake as held_lake
+from pipeline.lake.delta import lock_lake as held_lake
 from pipeline.lake.ingest import ingest
 from tests.slow.spark.journals import DAY, START, event, held, line, write
 

@@ -14,9 +14,8 @@ from pyspark.sql import SparkSession
 
 from mediator.mailboxes.events import EventType
 from mediator.ops.journal.lines import COLUMNS, expand
-from pipeline.journal_schema import MAX_SEQ, MAX_TIME
-from pipeline.lake.ingest import ingest
-from pipeline.lake.journal import TEXT_BYTES
+from pipeline.lake.ingest import TEXT_BYTES, ingest
+from pipeline.source.schema import MAX_SEQ, MAX_TIME
 from tests.slow.spark.journals import Row, event, held, line, row, write
 
 SHOWN = (Phase.explicit, Phase.reuse, Phase.generate)

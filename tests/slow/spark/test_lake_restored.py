@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 from mediator.ops.journal import FOLDER
 from pipeline.lake import USAGE_HOURLY
 from pipeline.lake.ingest import ingest
-from pipeline.reports.tables import read, update
+from pipeline.reports.usage import read, update
 from tests.integration.test_journal import Run
 from tests.slow.spark.journals import held, row
 

@@ -15,12 +15,20 @@ from mediator.errors import DamagedError, SetupError, UnavailableError
 from mediator.mailboxes.bounds import MAX_HEADERS
 from mediator.mailboxes.lanes import LANES
 from mediator.store.sqlite import SqliteStore
-from pipeline import replay as again
+from pipeline.lake import replay as again
 from pipeline.lake.archive import ARCHIVE, archive
-from pipeline.lake.folder import lock_folder
-from pipeline.lake.replay_checkpoint import ReplayCheckpoint, ReplayProgress
+from pipeline.lake.delta import lock_folder
+from pipeline.lake.replay import (
+    ORIGINAL_TIME,
+    ReplayCheckpoint,
+    ReplayProgress,
+    ReplaySelection,
+    ReplayTarget,
+    plan,
+    preview,
+    replay,
+)
 from pipeline.lake.sealing import Key
-from pipeline.replay import ORIGINAL_TIME, ReplaySelection, ReplayTarget, plan, preview, replay
 from pipeline.source.options import ReadOptions
 from tests.harness.samples import T0
 from tests.slow.spark.mail import Mail
@@ -190,7 +198,7 @@ async def test_what_stops_it_is_told_before_anything_is_sent(mail: Mail, spark: 
     replays = ReplayCheckpoint(lake, [WANTED, "stopped", None, None])
     with lock_folder(replays.folder, "x"), pytest.raises(UnavailableError, match="is in use by process"):
         replay(spark, lake, WANTED, into, [KEY])
-    progress = replays.progress()
+    progress = replays.load()
     assert progress is not None
     assert asdict(progress)["done"] == 0
     (replays.folder / "progress.json").write_text(json.dumps({"messages": 1, "more": 2}))

@@ -10,12 +10,10 @@ from pyspark.sql import SparkSession
 
 from mediator.errors import BadRequestError
 from mediator.mailboxes.events import Event, EventType
-from pipeline.journal_schema import EVENTS
 from pipeline.reports import usage
-from pipeline.reports.local_clock import LocalClock
-from pipeline.reports.page import page
-from pipeline.reports.plots import plots
+from pipeline.reports.page import LocalClock, page, plots
 from pipeline.reports.summary import OTHERS, TENANTS, Span, UsageSummary, span_of, summarize
+from pipeline.source.schema import EVENTS
 from tests.slow.spark.histories import HOUR, START, rows
 
 FIRST = datetime(2026, 3, 1, 20, tzinfo=UTC)

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql.functions import udf
 
 from mediator.errors import BadRequestError, UnreachableError
-from pipeline.java import find_java
+from pipeline.requirements import find_java
 from pipeline.session import error_reason, session, session_scope
 from tests.harness.service import free_port, listening, spawn
 from tests.harness.spark import small

@@ -19,10 +19,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType, _parse_datatype_string
 
 from mediator.errors import BadRequestError, UnavailableError
-from pipeline.source.batch_sender import SinkOptions
 from pipeline.source.datasource import register
-from pipeline.source.messages import SinkColumns
-from pipeline.source.sink import Sent, send, total, writer
+from pipeline.source.nats_client import SinkOptions
+from pipeline.source.sink import Sent, SinkColumns, send, total, writer
 from tests.harness.service import Service, Services, free_port
 from tests.harness.waiting import until
 from tests.slow.spark.mail import Mail, mail_of

@@ -27,9 +27,9 @@ from mediator.mailboxes.ports import Filter
 from mediator.mailboxes.querying import Query, query
 from mediator.store.base import Store
 from mediator.store.sqlite import SqliteStore
+from pipeline.source.database import MessageRange, RowRange, sql_literal
 from pipeline.source.datasource import register
-from pipeline.source.mailbox_batch import MailboxReader
-from pipeline.source.mailboxes import MessageRange, RowRange, split_ranges, split_rows, sql_literal
+from pipeline.source.mailboxes import MailboxReader, split_ranges, split_rows
 from pipeline.source.options import BATCH, MAX_TIME, ReadOptions, parse
 from pipeline.source.schema import NAMES
 from tests.harness.postgres import Server
@@ -260,7 +260,7 @@ def test_spark_filters_leave_out_what_no_row_of_the_answer_has(kept: Kept, now: 
     filters = [EqualTo(("mailbox",), "big"), GreaterThanOrEqual(("msg_id",), 10), LessThan(("created_at",), at)]
     assert list(reader.pushFilters(filters)) == filters  # Spark compares once more
     (share,) = reader.partitions()
-    (read,) = share.slices
+    (read,) = share.ranges
     assert (read.address, read.first, read.last) == ("big", 10, 5000)
 
 

@@ -12,10 +12,9 @@ from pyspark.sql.types import StructType
 
 from mediator.errors import BadRequestError, UnavailableError
 from pipeline.source.datasource import register, stream_reader
-from pipeline.source.group_rows import columns
-from pipeline.source.group_stream import GroupStream
+from pipeline.source.groups import GroupStream, columns
 from pipeline.source.nats_client import ServiceOptions, request
-from pipeline.source.stream_options import Offset
+from pipeline.source.options import Offset
 from tests.harness.service import Service, free_port
 from tests.slow.spark.streams import read
 

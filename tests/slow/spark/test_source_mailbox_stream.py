@@ -14,8 +14,8 @@ from mediator.errors import BadRequestError, LostDataError
 from mediator.store.base import Store
 from mediator.store.sqlite import SqliteStore
 from pipeline.source.datasource import stream_reader
+from pipeline.source.options import Offset
 from pipeline.source.schema import MESSAGES
-from pipeline.source.stream_options import Offset
 from tests.harness.samples import T0, add, cut, get, put
 from tests.slow.spark.conftest import OpenStore
 from tests.slow.spark.streams import Batches, ask, drain, follow, read

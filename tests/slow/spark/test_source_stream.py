@@ -15,9 +15,9 @@ from pyspark.sql.types import StructType
 
 from mediator.errors import BadRequestError, DamagedError, LostDataError
 from mediator.ops.journal.segments import mark_read
-from pipeline.journal_schema import EVENTS
 from pipeline.source.datasource import stream_reader
-from pipeline.source.journal_files import read_lines, split_lines
+from pipeline.source.journal import read_lines, split_lines
+from pipeline.source.schema import EVENTS
 from tests.slow.spark.streams import Batches, Written, ask, follow, read
 
 

@@ -9,8 +9,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from mediator.mailboxes.events import Event, EventType
-from pipeline.journal_schema import EVENTS
 from pipeline.reports import usage
+from pipeline.source.schema import EVENTS
 from tests.slow.spark.histories import HOUR, START, Calculated, histories, hour, of_tenant, percentile, rows
 
 Row = dict[str, Any]

@@ -9,12 +9,11 @@ from pyspark.sql import SparkSession
 
 from mediator.errors import SetupError
 from mediator.mailboxes.events import Event, EventType
-from pipeline.journal_schema import EVENTS, PARTITION
 from pipeline.lake import EVENTS as EVENTS_TABLE
 from pipeline.lake import table_path
-from pipeline.lake.delta import LakeTable
-from pipeline.lake.folder import lock_lake
-from pipeline.reports.tables import TABLES, read, update
+from pipeline.lake.delta import LakeTable, lock_lake
+from pipeline.reports.usage import TABLES, read, update
+from pipeline.source.schema import EVENTS, PARTITION
 from tests.slow.spark.histories import HOUR, START, rows
 
 DAY = 24 * HOUR

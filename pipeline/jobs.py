@@ -1,7 +1,8 @@
-"""What the pipeline's commands share: options, the Spark session, the run history and the progress bar."""
+"""What the pipeline's commands share: options, the Spark session, the history of runs and the progress bar."""
 
+import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -14,18 +15,20 @@ from mediator.cli import output
 from mediator.cli.errors import CommandError
 from mediator.cli.options import CommandOptions
 from mediator.errors import BadRequestError, SetupError
+from mediator.ops.runs.records import RUN_VARIABLE, Outcome
 from mediator.system.extras import install_command
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from mediator.config.settings import Settings
-    from pipeline.progress import ProgressCallback
+    from mediator.ops.runs.client import RunHistoryClient
+    from pipeline.lake import ProgressCallback
 
 MAX_CONF = 200
-LITTLE_BYTES = 8 << 20
-"""Input size up to which Java should not optimise its code: that took longer than the work itself."""
-NEEDED = ("pyspark", "pyarrow", "deltalake", "plotly")
+SMALL_BYTES = 8 << 20
+"""Input size up to which Java should not optimise its code: that would take longer than the work itself."""
+REQUIRED = ("pyspark", "pyarrow", "deltalake", "plotly")
 
 
 def _setting(text: str | tuple[str, str]) -> tuple[str, str]:
@@ -87,17 +90,12 @@ class Job:
 
     settings: "Settings"
     lake: Path
-    """The folder of the lake, which need not be there yet."""
+    """The folder of the lake, which may not exist yet."""
     spark: "SparkSession"
     on_progress: "ProgressCallback"
-    """Shows how far it has come; see :mod:`pipeline.progress`."""
+    """Shows its progress; see :data:`pipeline.lake.ProgressCallback`."""
     numbers: dict[str, int | float]
-    """What it counted, by a word, for `mediator pipeline runs`: rows, files, …"""
-
-
-def lake_of(settings: "Settings", lake: Path | None) -> Path:
-    """Return the folder of the lake: the one that was named, else ``lake`` in the data directory."""
-    return (lake if lake is not None else settings.data_dir / "lake").absolute()
+    """Its figures by name, for `mediator pipeline runs`: rows, files, …"""
 
 
 @contextmanager
@@ -110,11 +108,11 @@ def job(
 ) -> Iterator[Job]:
     """Read the settings, start Spark, and stop it at the end; all of it is recorded as a run.
 
-    The lake must be there; with ``creates`` an empty folder, or none, is as good.
-    ``short`` tells from the settings and the lake whether it is a short job, for which Spark is set up differently.
+    The lake must exist; with ``creates`` it may also be an empty folder, or none. ``short`` returns from the settings
+    and the lake whether it is a short job, for which Spark is set up differently.
 
-    What Spark cannot do becomes a :class:`CommandError` of one line (exit code 1); a missing extra, a missing Java and
-    wrong settings and a folder that is no lake are a :class:`SetupError` or wrong usage (2), before anything was begun.
+    An error of Spark becomes a :class:`CommandError` of one line (exit code 1). A missing extra, a missing Java, wrong
+    settings and a folder that is not a lake are a :class:`SetupError` or wrong usage (2), before anything has begun.
     """
     require_spark()
     conf = options.conf or ()
@@ -122,11 +120,11 @@ def job(
         raise typer.BadParameter(f"expected at most {MAX_CONF}, got {len(conf)}", param_hint="--conf")
     settings = options.load()
     folder = lake_of(settings, options.lake)
-    began = False
+    started = False
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
-    from pipeline.lake.folder import check_usable
+    from pipeline.lake.delta import check_usable
     from pipeline.session import error_reason, session_scope
 
     check_usable(folder, create=creates)
@@ -135,46 +133,90 @@ def job(
         on_progress("starting Spark", 0, None)
         try:
             short_job = short is not None and short(settings, folder)
-            started = session_scope(
+            scope = session_scope(
                 master=options.master, conf=conf, remote=options.remote, name=f"mediator {name}", short_job=short_job
             )
-            with started as spark:
-                began = True
+            with scope as spark:
+                started = True
                 yield Job(settings, folder, spark, on_progress, numbers)
         except BadRequestError as error:
-            if began:
+            if started:
                 raise
             raise typer.BadParameter(str(error), param_hint=f"--{error.field}") from None
         except (PySparkException, Py4JError) as error:
             raise CommandError(f"{name}: {error_reason(error)}") from error
 
 
-def is_small(files: Iterable[Path]) -> bool:
-    """Whether files are so small in total that reading them takes seconds."""
-    size = 0
-    for path in files:
-        # The service drops the journal's oldest files, and an upkeep the lake's.
-        with suppress(FileNotFoundError):
-            size += path.stat().st_size
-        if size > LITTLE_BYTES:
-            return False
-    return True
-
-
 @contextmanager
 def recorded_run(settings: "Settings", command: str) -> Iterator[dict[str, int | float]]:
-    """Keep the run in the history; what happens inside puts its numbers into the table. :func:`job` does it itself."""
+    """Record a run of this installation; yields the dictionary for its figures. :func:`job` does it itself."""
     from mediator.ops.runs.client import RunHistoryClient
-    from pipeline.runs import record_run
 
     arguments = sys.argv[sys.argv.index(command) + 1 :] if command in sys.argv else []
     with record_run(RunHistoryClient(settings), command, arguments, output.print_hint) as numbers:
         yield numbers
 
 
+@contextmanager
+def record_run(
+    history: "RunHistoryClient", command: str, arguments: Sequence[str], say: Callable[[str], None]
+) -> Iterator[dict[str, int | float]]:
+    """Record the body as a run in the history; yields a dictionary for its figures (rows, files, …).
+
+    An exception is recorded as the run's error and raised again. A child of the service ends the run that the service
+    began for it. If the run cannot be recorded, it goes on, and ``say`` gets one line with the reason.
+    """
+    numbers: dict[str, int | float] = {}
+    run = 0
+    try:
+        # The service begins the run of a command that it starts.
+        begun = os.environ.get(RUN_VARIABLE, "")
+        run = int(begun) if begun.isascii() and begun.isdigit() else 0
+        run = run or history.begin(command, arguments)
+    except Exception as error:
+        say(f"this run is not recorded: {error}")
+    outcome, why = Outcome.FAILED, ""
+    try:
+        yield numbers
+        outcome = Outcome.SUCCEEDED
+    except KeyboardInterrupt:
+        outcome, why = Outcome.KILLED, "interrupted"
+        raise
+    except BaseException as error:
+        why = str(error) or type(error).__name__
+        raise
+    finally:
+        if run:
+            try:
+                try:
+                    history.end(run, outcome, numbers, why)
+                except BadRequestError as error:
+                    say(f"the numbers of this run are not recorded: {error}")
+                    history.end(run, outcome, {}, why)
+            except Exception as error:
+                say(f"the end of this run is not recorded: {error}")
+
+
+def lake_of(settings: "Settings", lake: Path | None) -> Path:
+    """Return the folder of the lake: the one that was named, else ``lake`` in the data directory."""
+    return (lake if lake is not None else settings.data_dir / "lake").absolute()
+
+
+def is_small(files: Iterable[Path]) -> bool:
+    """Whether files are so small in total that reading them takes seconds."""
+    size = 0
+    for path in files:
+        # The service drops the journal's oldest files, and compaction those of the lake.
+        with suppress(FileNotFoundError):
+            size += path.stat().st_size
+        if size > SMALL_BYTES:
+            return False
+    return True
+
+
 def require_spark() -> None:
     """Raise a :class:`SetupError` with the remedy if the extra is not installed, or is too old."""
-    if not all(find_spec(name) for name in NEEDED):
+    if not all(find_spec(name) for name in REQUIRED):
         raise SetupError(f"Spark is not installed: {install_command('pipeline')}")
     from pipeline.requirements import check_installed
 
@@ -192,7 +234,7 @@ def print_result(lines: Iterable[str], numbers: dict[str, int | float], as_json:
 
 @contextmanager
 def progress_of(name: str) -> Iterator["ProgressCallback"]:
-    """Show the steps of a command; the callback tells them."""
+    """Show a progress bar; yields the callback that updates it."""
     with output.progress("{task.fields[count]}") as progress:
         bar = progress.add_task(name, total=None, count="")
 

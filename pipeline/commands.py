@@ -1,0 +1,431 @@
+"""The command group ``mediator pipeline``."""
+
+import asyncio
+import csv
+import io
+import time
+import webbrowser
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mediator.cli.client import NatsOptions
+from mediator.cli.errors import CommandError
+from mediator.cli.options import CommandGroup, CommandOptions, earlier, seconds, timed
+from mediator.cli.output import moment, print_hint, print_json, print_line
+from mediator.errors import BadRequestError, SetupError, UnavailableError
+from mediator.mailboxes.address import parse_address
+from mediator.ops.runs.records import KEPT
+from mediator.ops.units import format_duration
+from pipeline.jobs import (
+    Lake,
+    SparkOptions,
+    is_small,
+    job,
+    lake_of,
+    print_result,
+    progress_of,
+    recorded_run,
+    require_spark,
+)
+from pipeline.lake import ARCHIVE, EVENTS, REPORT, table_path
+
+if TYPE_CHECKING:
+    from mediator.config.settings import Settings
+    from pipeline.lake.sealing import Key
+
+app = CommandGroup(
+    help="Keep what passed through the mediator in a lake, and report on it; runs on Spark.", no_args_is_help=True
+)
+MAX_DAYS = 36_500
+KeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Keys that seal payloads and headers in the archive, each a line of base64; the first seals, all open.",
+        show_default="pipeline.archive_key_file",
+    ),
+]
+MAX_VALUES = 1000
+"""Of an option that may be repeated."""
+_DAY = "YYYY-MM-DD"
+_COLUMNS = ("run#", "command", "started", "took#", "outcome", "numbers", "error")
+
+
+@app.command(epilog="Example: mediator pipeline ingest --data-dir ./mediator-data")
+def ingest(options: SparkOptions) -> None:
+    """Bring what the journal has told since the last time into the lake, each event once."""
+    with job("ingest", options, creates=True, short=_is_small_journal) as work:
+        from mediator.ops.journal import FOLDER
+        from pipeline.lake import ingest as lake_ingest
+
+        _rotate_journal(work.settings.data_dir)
+        summary = lake_ingest.ingest(work.spark, work.settings.data_dir / FOLDER, work.lake, work.on_progress)
+        work.numbers.update(asdict(summary))
+    print_result(summary.lines(), work.numbers, options.as_json)
+
+
+@app.command(epilog="Example: mediator pipeline compact --keep-days 400")
+def compact(
+    keep_days: Annotated[
+        int | None,
+        typer.Option(help="Remove events older than so many days.", min=1, max=MAX_DAYS, show_default="keep all"),
+    ] = None,
+    keep_archive_days: Annotated[
+        int | None,
+        typer.Option(
+            help="Remove archived messages older than so many days.", min=1, max=MAX_DAYS, show_default="keep all"
+        ),
+    ] = None,
+    lake: Lake = None,
+    *,
+    options: CommandOptions,
+) -> None:
+    """Merge the lake's small files, and remove from the disk what no table has had for a week; it needs no Spark."""
+    require_spark()
+    settings = options.load()
+    with recorded_run(settings, "compact") as numbers, progress_of("compact") as on_progress:
+        from pipeline.lake import compaction
+
+        folder = lake_of(settings, lake)
+        done = compaction.compact(
+            folder, keep_days=keep_days, keep_archive_days=keep_archive_days, on_progress=on_progress
+        )
+        numbers.update(asdict(done))
+    print_result(done.lines(), numbers, options.as_json)
+
+
+@app.command(epilog="Example: mediator pipeline archive --key-file /etc/mediator/archive.keys")
+def archive(key_file: KeyFile = None, *, options: SparkOptions) -> None:
+    """Bring the messages that are marked for the archive into the lake, each once, and let go of them here."""
+    require_spark()
+    settings = options.load()
+    from pipeline.lake import archive as lake_archive
+    from pipeline.outbox import OutboxClient
+    from pipeline.source.options import database_options
+
+    keys = keys_of(settings, key_file)
+    source = database_options(settings)
+    until = lake_archive.newest_seq(source)
+    if until is None:
+        # Spark would take longer to start than all the rest.
+        with recorded_run(settings, "archive") as numbers:
+            nothing = lake_archive.ArchiveResult()
+            numbers.update(asdict(nothing))
+        print_result(nothing.lines(), numbers, options.as_json)
+        return
+
+    def is_short(_settings: "Settings", _lake: Path) -> bool:
+        return len(lake_archive.split_outbox(source, until)) <= 1
+
+    with job("archive", options, creates=True, short=is_short) as work:
+        key = keys[0] if keys else None
+        summary = lake_archive.archive(
+            work.spark, source, work.lake, key, OutboxClient(settings).remove, work.on_progress
+        )
+        work.numbers.update(asdict(summary))
+    print_result(summary.lines(), work.numbers, options.as_json)
+
+
+@app.command(epilog="Example: mediator pipeline replay orders.again --from-mailbox orders --since 2026-03-01")
+def replay(
+    into: Annotated[str, typer.Argument(metavar="INTO", help="Mailbox that they are sent into.", parser=parse_address)],
+    from_mailbox: Annotated[
+        list[str], typer.Option(metavar="ADDRESS", help="Mailbox whose messages are sent; give several.")
+    ],
+    tenant: Annotated[str, typer.Option(metavar="NAME", help="Whose archived messages.")] = "default",
+    since: Annotated[int | None, timed(earlier, "Only messages visible since then.")] = None,
+    until: Annotated[int | None, timed(earlier, "Only messages visible before.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="Only messages with this tag; give several.")] = None,
+    ids: Annotated[
+        list[int] | None, typer.Option("--id", metavar="MSG_ID", help="Only this message; give several.", min=0)
+    ] = None,
+    ttl: Annotated[int | None, timed(seconds, "Gone after this time.", show_default="they do not expire")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many would be sent.")] = False,
+    key_file: KeyFile = None,
+    *,
+    nats: NatsOptions,
+    options: SparkOptions,
+) -> None:
+    """Send archived messages again, lane by lane in their old order, each once; a killed run is gone on with.
+
+    Of several messages with one key only the newest is sent. When each became visible first is in mq9-original-time.
+    """
+    require_spark()
+    for name, values in (("from-mailbox", from_mailbox), ("tag", tag), ("id", ids)):
+        if values is not None and len(values) > MAX_VALUES:
+            raise typer.BadParameter(f"expected at most {MAX_VALUES}, got {len(values)}", param_hint=f"--{name}")
+    keys = keys_of(options.load(), key_file)
+    with job("replay", options, short=_is_small_table(ARCHIVE)) as work:
+        from pipeline.lake import replay as lake_replay
+
+        selection = lake_replay.ReplaySelection(
+            tenant,
+            tuple(sorted(set(from_mailbox))),
+            since=None if since is None else since * 1000,
+            until=None if until is None else until * 1000,
+            tags=tuple(sorted(set(tag or ()))),
+            ids=tuple(sorted(set(ids or ()))),
+        )
+        if dry_run:
+            planned = lake_replay.preview(work.spark, work.lake, selection)
+            lines, numbers = planned.lines(), {**planned.lanes, "replaced": planned.replaced}
+        else:
+            from pipeline.source.options import LOGIN
+
+            login = nats.login(options)
+            login_options = tuple((name, value) for name, field in LOGIN.items() if (value := getattr(login, field)))
+            target = lake_replay.ReplayTarget(into, login_options, ttl)
+            done = lake_replay.replay(work.spark, work.lake, selection, target, keys, work.on_progress)
+            lines, numbers = done.lines(), done.numbers
+        work.numbers.update(numbers)
+    print_result(lines, work.numbers, options.as_json)
+
+
+def _day(text: str | date) -> date:
+    if isinstance(text, date):
+        return text
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(f'expected a day as {_DAY}, got "{text[:40]}"') from None
+
+
+@app.command(epilog="Example: mediator pipeline report --from 2026-03-01 --csv tenants.csv --open")
+def report(
+    first: Annotated[
+        date | None,
+        typer.Option(
+            "--from", metavar=_DAY, help="First day, in UTC.", parser=_day, show_default="30 days before the end"
+        ),
+    ] = None,
+    last: Annotated[
+        date | None, typer.Option("--to", metavar=_DAY, help="Last day.", parser=_day, show_default="the newest")
+    ] = None,
+    tenant: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only this tenant's mail.", show_default="all tenants")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where the page goes.", show_default=f"{REPORT}, in the lake")
+    ] = None,
+    addresses: Annotated[
+        bool,
+        typer.Option(
+            "--addresses",
+            help="Name mailboxes by their addresses, from the service's database; whoever knows an address may "
+            "read its mail.",
+        ),
+    ] = False,
+    csv_file: Annotated[
+        Path | None,
+        typer.Option("--csv", metavar="FILE", help="Write each tenant's totals to a CSV file too.", show_default=False),
+    ] = None,
+    open_page: Annotated[bool, typer.Option("--open", help="Show the page in a browser.")] = False,
+    *,
+    options: SparkOptions,
+) -> None:
+    """Report on usage: bring the lake's tables of it up to date, and make a page of one file with plots."""
+    with job("report", options, short=_is_small_table(EVENTS)) as work:
+        from pipeline.reports import usage
+        from pipeline.reports.page import LocalClock, page
+        from pipeline.reports.summary import PER_TENANT, missing, span_of, summarize
+
+        updated = usage.update(work.spark, work.lake, work.on_progress)
+        work.on_progress("page", 0, None)
+        hourly, waits, groups = (usage.read(work.spark, work.lake, name) for name in usage.TABLES)
+        span = span_of(usage.hours(work.lake), first, last)
+        gaps, quarantined = missing(work.spark, work.lake, span)
+        summary = summarize(hourly, waits, groups, span, tenant=tenant, gaps=gaps, quarantined=quarantined)
+        path = (output if output is not None else work.lake / REPORT).absolute()
+        named = _find_addresses(work.settings, summary.listed()) if addresses else {}
+        _write(path, page(summary, LocalClock.of_this_machine(span.end), named), private=addresses)
+        if csv_file is not None:
+            _write(csv_file.absolute(), _csv(("tenant", *PER_TENANT), summary.by_tenant))
+        work.numbers.update(summary.totals, days=len(updated.days), files=updated.files)
+    if options.as_json:
+        print_json(
+            {
+                **asdict(updated),
+                "days": [str(day) for day in updated.days],
+                "totals": summary.totals,
+                "tenants": summary.by_tenant,
+            }
+        )
+    else:
+        print_line(f"{len(updated.days):,} days calculated anew; the page is {path}")
+    if open_page and not webbrowser.open(path.as_uri()):
+        print_hint(f"found no browser; open {path.as_uri()}")
+
+
+@app.command(epilog="Example: mediator pipeline embed 'catalog/*.parquet' --tenant acme")
+def embed(
+    sources: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SOURCE",
+            help="A card a line (.jsonl, .ndjson), or Parquet with cards in a column `card` or as its rows; files, "
+            "folders of them, and patterns such as 'cards-*.jsonl'.",
+        ),
+    ] = None,
+    registered: Annotated[
+        bool, typer.Option("--registered", help="Instead of a catalog, embed what is registered, of all tenants.")
+    ] = False,
+    tenant: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Whose agents a catalog's are.", show_default="default")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="With --registered, the model that the service is to have, as in its settings.",
+            show_default="registry.model",
+        ),
+    ] = None,
+    *,
+    options: SparkOptions,
+) -> None:
+    """Register many cards with vectors that are made here in parallel, so that the service has not to make them.
+
+    Vectors are kept in the lake: a run that was interrupted is simply made once more. A service has to run here.
+    """
+    require_spark()
+    from pipeline.embedding.cards import files_of
+
+    if bool(sources) == registered:
+        raise typer.BadParameter("expected either a SOURCE or --registered", param_hint="SOURCE")
+    if registered and tenant is not None:
+        raise typer.BadParameter("expected none with --registered, which is about all tenants", param_hint="--tenant")
+    if model is not None and not registered:
+        raise typer.BadParameter(
+            "expected --registered: a catalog is read by the service's model", param_hint="--model"
+        )
+    whose = "default" if tenant is None else tenant
+    if whose not in {"default", *options.load().tenants}:
+        raise typer.BadParameter(f'no tenant "{whose[:100]}" in the settings', param_hint="--tenant")
+    try:
+        files = files_of(sources or [])
+    except BadRequestError as error:
+        raise typer.BadParameter(str(error), param_hint="SOURCE") from None
+    small = not registered and is_small(files)
+    with job("embed", options, creates=True, short=lambda _settings, _lake: small) as work:
+        from pipeline.embedding.model import find_model
+        from pipeline.embedding.run import RegistryClient, embed_catalog, embed_registered
+        from pipeline.source.options import database_options
+        from registry.service import MODELS
+        from registry.settings import RegistrySettings
+
+        settings, service = work.settings, RegistryClient(work.settings.data_dir)
+        service.status()
+        chosen = find_model(
+            model or settings.section(RegistrySettings).embedding_model, settings.data_dir / MODELS, work.on_progress
+        )
+        if registered:
+            summary = embed_registered(
+                work.spark, work.lake, database_options(settings), chosen, service, work.on_progress
+            )
+        else:
+            summary = embed_catalog(work.spark, work.lake, files, chosen, service, whose, work.on_progress)
+        work.numbers.update(asdict(summary))
+    print_result(summary.lines(), work.numbers, options.as_json)
+
+
+@app.command(epilog="Example: mediator pipeline runs --limit 5")
+def runs(
+    limit: Annotated[int, typer.Option(help="Show so many of the newest.", min=1, max=KEPT)] = 20,
+    *,
+    options: CommandOptions,
+) -> None:
+    """Show the newest runs of the pipeline: when, how long, what they counted, and why they failed."""
+    settings = options.load()
+    from mediator.ops.runs.client import RunHistoryClient
+
+    found = RunHistoryClient(settings).newest(limit)
+    options.print_rows({"runs": found}, _COLUMNS, [_row(run) for run in found], "the pipeline has not run yet")
+
+
+def _is_small_table(name: str) -> "Callable[[Settings, Path], bool]":
+    return lambda _settings, lake: is_small(table_path(lake, name).rglob("*.parquet"))
+
+
+def _is_small_journal(settings: "Settings", _lake: Path) -> bool:
+    from mediator.ops.journal import FOLDER
+    from mediator.ops.journal.segments import read_up_to
+
+    folder = settings.data_dir / FOLDER
+    done = read_up_to(folder)
+    return is_small(path for path in folder.glob("0*") if path.name > done)
+
+
+def _rotate_journal(data_dir: Path) -> None:
+    """Have the service, if one runs, close the journal's open file, so that it can be read to its end."""
+    from mediator.ops.control import send_command
+
+    try:
+        problem = asyncio.run(send_command(data_dir, "journal-rotate"))["error"]
+    except SetupError:
+        return
+    except UnavailableError as error:
+        problem = str(error)
+    if problem:
+        print_hint(f"the journal's open file is left for the next time: {problem}")
+
+
+def keys_of(settings: "Settings", key_file: Path | None) -> list["Key"]:
+    """Return the keys of the given file, else of the one in the settings; none without either."""
+    from pipeline.lake.sealing import read_keys
+    from pipeline.settings import PipelineSettings
+
+    path = key_file or settings.section(PipelineSettings).archive_key_file
+    return [] if path is None else read_keys(path)
+
+
+def _find_addresses(settings: "Settings", numbers: Sequence[int]) -> dict[int, str]:
+    from pipeline.source.database import open_database
+    from pipeline.source.mailboxes import find_addresses
+    from pipeline.source.options import database_options
+
+    with closing(open_database(database_options(settings))) as database:
+        return find_addresses(database, numbers)
+
+
+def _csv(columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _write(path: Path, text: str, *, private: bool = False) -> None:
+    """Write a file atomically; a private one can be read only by its owner."""
+    new = path.with_name(f"{path.name}.new")
+    try:
+        # A file left by a crash may have other permissions.
+        new.unlink(missing_ok=True)
+        new.touch(0o600 if private else 0o666)
+        new.write_text(text, "utf-8")
+        new.replace(path)
+    except OSError as error:
+        raise CommandError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _row(run: dict[str, Any]) -> tuple[str, ...]:
+    end = time.time() if run["outcome"] == "running" else run["ended_at"]
+    return (
+        str(run["run"]),
+        " ".join([run["command"], *run["arguments"]]),
+        moment(run["started_at"]),
+        "" if end is None else format_duration(max(0, round((end - run["started_at"]) * 1000))),
+        run["outcome"],
+        "\n".join(f"{name} {_format_number(value)}" for name, value in run["numbers"].items()),
+        run["error"],
+    )
+
+
+def _format_number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.3g}"

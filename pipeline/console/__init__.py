@@ -1,1 +1,0 @@
-"""The pipeline's pages of the console."""

@@ -1,1 +1,0 @@
-"""What the service runs of the pipeline."""
