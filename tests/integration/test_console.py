@@ -13,6 +13,7 @@ from aiohttp import ClientSession, CookieJar
 from mediator.console import streams
 from mediator.console.pages import Page, Shown, Visit
 from mediator.errors import SetupError
+from mediator.host import Host
 from mediator.http.health import Health
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Retention
@@ -21,7 +22,6 @@ from mediator.ops.operations import ROLES, Actor, Operations, Right
 from mediator.ops.processes import process_name
 from mediator.ops.runs.commands import RunOperations
 from mediator.ops.runs.history import RunHistory
-from mediator.parts import Host
 from mediator.store.base import Integrity
 from mediator.store.sqlite import SqliteStore
 from pipeline.reports import ADDRESSES
