@@ -167,7 +167,8 @@ async function main(invitation, version) {
   );
   const uris = resolve(mediator).service.map(({ serviceEndpoint }) => serviceEndpoint.uri);
   const http = uris.find((uri) => uri.startsWith("http"));
-  const ws = uris.find((uri) => uri.startsWith("ws"));
+  // A mediator whose DID names no WebSocket has it at its HTTP URL.
+  const ws = uris.find((uri) => uri.startsWith("ws")) ?? http.replace(/^http/, "ws");
   const me = newDid();
 
   async function ask(type, body, headers = {}) {
