@@ -56,6 +56,15 @@ def mediation_checks() -> list[VerifyCheck]:
             " GROUP BY connection.no, routes) AS counted WHERE routes <> there",
             "connection {0} counts {1}, and has {2}",
         ),
+        RowCheck(
+            KEYLIST,
+            "route_key.created_at",
+            # No index begins with a number: the table is read in one piece.
+            "SELECT tenant, count(*) FROM route_key WHERE {created_at} AND NOT EXISTS (SELECT 1 FROM route"
+            " WHERE route.tenant = route_key.tenant AND route.key = route_key.route) GROUP BY tenant",
+            "route_key: {1} of tenant {0} lead to no key",
+            slice_rows=10_000_000,
+        ),
         orphans(CALLERS, "caller", "connection_no", "connection"),
         RowCheck(
             CALLERS,

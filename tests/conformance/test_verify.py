@@ -59,6 +59,7 @@ DAMAGE = [
     ("connection_mailbox", "UPDATE mailbox SET kind = 'standard' WHERE kind = 'mediation'"),
     ("keylist", "UPDATE route SET connection_no = 99"),
     ("keylist", "UPDATE route SET mailbox_no = 1"),
+    ("keylist", "UPDATE route_key SET route = 'gone'"),
     ("key_count", "UPDATE connection SET routes = routes + 1"),
     ("callers", "UPDATE caller SET connection_no = 99"),
     ("callers", "DELETE FROM caller"),
@@ -107,6 +108,7 @@ def furnish(store: Store) -> None:
     mail.fetch(num_msgs=1, ack_wait=1000)
     mail.run(lambda tx: tx.pushed.raise_to(tx.mailboxes.find("default", "task"), [0, 1, 2, 3]))
     holder = mail.holder(1, key(2), key(3))
+    mail.run(lambda tx: tx.routes.add_keys(tx.routes.find("default", key(2)), ["did:key:z6LSinside"]))
     mail.forward([key(2)], b"sealed", b"mail")
     assert mail.mailbox_of(holder).messages == 2
     mail.run(lambda tx: tx.identities.add("default", b"sealed", ["did:example:me"], mail.now))
