@@ -8,11 +8,24 @@ import os
 import socket
 import ssl
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
 import structlog
 
-from mediator.gateway.protocol import GatewaySession
+from mediator.gateway.identity import TenantMembership
+from mediator.gateway.protocol import (
+    AccountNamed,
+    GatewayProtocol,
+    IdentityRequested,
+    PushesConfirmed,
+    ReadingResumed,
+    ShortWayOpened,
+    SubscriptionEnded,
+    SubscriptionMade,
+    SubscriptionPermitted,
+)
+from mediator.nats.client import Request
 from mediator.nats.frames import ProtocolViolationError
 from mediator.nats.tls_files import TlsFiles
 
@@ -121,13 +134,16 @@ class UpstreamConnection(_Side):
 
 
 class ClientConnection(_Side):
-    """A client's socket, and the session between the two sockets."""
+    """A client's socket, and the protocol between the two sockets."""
 
     def __init__(self, gateway: "Gateway") -> None:
         self._gateway = gateway
         self._freezes = gateway.freezes()
         """How often the process had been frozen when the client connected."""
-        self._session: GatewaySession | None = None
+        self._protocol: GatewayProtocol | None = None
+        self._membership = TenantMembership(gateway.gate)
+        self._name = ""
+        """The name under which the service knows the connection; empty: it does not."""
         self._server: UpstreamConnection | None = None
         self._late: asyncio.TimerHandle | None = None
         self._opening: asyncio.Task[None] | None = None
@@ -154,33 +170,33 @@ class ClientConnection(_Side):
         if self._gateway.freezes() != self._freezes:
             self.abort_frozen()
             return
-        session = self._session
-        if session is None:
+        protocol = self._protocol
+        if protocol is None:
             if self._opening is not None:
                 # uvloop starts reading after connection_made, even if that paused it, so it is paused here.
                 self.read(False)
                 self._early += data
-                self._gateway.unfinished.total += len(data)
-                if not self._gateway.unfinished.has_room(0):
+                self._gateway.context.unfinished.total += len(data)
+                if not self._gateway.context.unfinished.has_room(0):
                     self.fail("Authorization Timeout")
             return
         try:
-            session.from_client(data)
+            protocol.receive_from_client(data)
         except ProtocolViolationError as error:
             self._pass_on()
             self.fail(str(error))
             return
         self._pass_on()
-        if session.waiting:
+        if protocol.waiting:
             self.read(False)
-        if self._late is not None and session.connected:
+        if self._late is not None and protocol.connected:
             self._late.cancel()
             self._late = None
 
     def connection_lost(self, error: Exception | None) -> None:
         """Close the server's connection, once everything is written to it."""
-        if self._session is not None:
-            self._session.hang_up()
+        if self._protocol is not None:
+            self._protocol.hang_up()
             self._pass_on()
         self.over()
         # Last of all: what over() writes is counted once more.
@@ -189,15 +205,16 @@ class ClientConnection(_Side):
     def pause_writing(self) -> None:
         """Stop reading from the server, and pushing."""
         super().pause_writing()
-        if self._session is not None:
-            self._session.set_full(True)
+        if self._protocol is not None:
+            self._protocol.set_full(True)
 
     def resume_writing(self) -> None:
         """Continue reading from the server, and pushing."""
         super().resume_writing()
         self._count_unread(0)
-        if self._session is not None:
-            self._session.set_full(False)
+        if self._protocol is not None:
+            for subscription in self._protocol.set_full(False):
+                subscription.resume()
 
     def read(self, on: bool) -> None:
         """Start or stop reading; it stays stopped while too much waits for the client to read."""
@@ -205,10 +222,10 @@ class ClientConnection(_Side):
 
     def from_server(self, data: bytes) -> None:
         """Pass on what the server sent."""
-        if self._session is None:
+        if self._protocol is None:
             return
         try:
-            self._session.from_server(data)
+            self._protocol.receive_from_server(data)
         except ProtocolViolationError as error:
             log.warning("invalid data from nats-server", error=str(error))
             self.over()
@@ -218,13 +235,12 @@ class ClientConnection(_Side):
 
     def check_tenant(self) -> None:
         """Close if the client's tenant was removed."""
-        if self._session is not None:
-            self._session.membership.check()
-            self._end_if_refused()
+        self._membership.check()
+        self._end_if_refused()
 
     def _end_if_refused(self) -> None:
-        if self._session is not None and self._session.membership.problem:
-            self.fail(self._session.membership.problem)
+        if self._protocol is not None and self._membership.problem:
+            self.fail(self._membership.problem)
 
     def fail(self, text: str) -> None:
         """Send the client an error, and close."""
@@ -237,11 +253,17 @@ class ClientConnection(_Side):
             if timer is not None:
                 timer.cancel()
         self._late = None
-        if self._session is not None:
+        if self._protocol is not None:
             # Answers that came just now are still to be written.
             self._pass_on()
-            self._session.close()
-            self._session = None
+        # Unless the last of what the client wrote has ended it already.
+        if self._protocol is not None:
+            self._protocol.close()
+            self._handle_events()
+            self._protocol = None
+            self._membership.leave()
+            if self._name and self._gateway.broker is not None:
+                self._gateway.broker.connection_ended(self._name)
         if self._opening is not None and self._opening is not asyncio.current_task():
             self._opening.cancel()
         if self._server is not None:
@@ -253,13 +275,39 @@ class ClientConnection(_Side):
 
     def _forget_early(self) -> bytes:
         early, self._early = self._early, b""
-        self._gateway.unfinished.total -= len(early)
+        self._gateway.context.unfinished.total -= len(early)
         return early
 
-    def _resume(self) -> None:
-        self._end_if_refused()
-        self.read(True)
-        self.data_received(b"")
+    def _handle_events(self) -> None:
+        """Do what the protocol says has happened."""
+        protocol, gateway = self._protocol, self._gateway
+        while protocol is not None and protocol.events:
+            # One by one: what handling one leads to comes behind the others.
+            match protocol.events.popleft():
+                case Request() as request:
+                    if gateway.door is not None:
+                        gateway.door.receive(request)
+                case PushesConfirmed(subscription, total):
+                    subscription.confirm(total)
+                case SubscriptionMade(subscription):
+                    gateway.subscriptions.add(protocol, subscription)
+                case SubscriptionPermitted(subscription):
+                    gateway.subscriptions.open(protocol, subscription)
+                case SubscriptionEnded(subscription, how):
+                    gateway.subscriptions.end(subscription, how)
+                case IdentityRequested(token):
+                    gateway.identities.expect(token, partial(protocol.identified, token))
+                case AccountNamed(account):
+                    self._membership.enter(account)
+                case ShortWayOpened(name):
+                    if gateway.broker is not None:
+                        self._name = name
+                        gateway.broker.connection_opened(name)
+                case ReadingResumed():
+                    # Nothing more is read from a client that is to be disconnected.
+                    if not self._membership.problem:
+                        self.read(True)
+                        self.data_received(b"")
 
     def _pass_on(self) -> None:
         if self._write_out() > UNREAD_BYTES and self._flooded is None:
@@ -292,26 +340,28 @@ class ClientConnection(_Side):
                 side.transport.abort()
 
     def _write_out(self) -> int:
-        """Write what the session has for both sides, and return the bytes that wait for the client."""
-        if self._session is None or self._server is None:
+        """Write what the protocol has for both sides, and return the bytes that wait for the client."""
+        if self._protocol is not None and self._protocol.events:
+            self._handle_events()
+        protocol = self._protocol
+        if protocol is None or self._server is None:
             return 0
-        session = self._session
-        to_server, to_client, held = session.take()
+        to_server, to_client, held = protocol.data_to_send()
         self._server.write(to_server)
         self.write(to_client)
         size = 0
         if self._full and self.transport is not None and not self.transport.is_closing():
             size = self.transport.get_write_buffer_size()
         # Pushes have a bound of their own: slow subscribers keep nobody from making requests.
-        session.unread_answers = min(session.unread_answers, size)
-        self._count_unread(session.unread_answers)
+        protocol.unread_answers = min(protocol.unread_answers, size)
+        self._count_unread(protocol.unread_answers)
         return size + held
 
     def _count_unread(self, size: int) -> None:
         change, self.unread = size - self.unread, size
         self._gateway.hold(change)
 
-    def _changed(self) -> None:
+    def _wake(self) -> None:
         """Write soon what was added: answers and pushes come many together."""
         if not self._writes_soon:
             self._writes_soon = True
@@ -320,6 +370,7 @@ class ClientConnection(_Side):
     def _write_soon(self) -> None:
         self._writes_soon = False
         self._pass_on()
+        self._end_if_refused()
 
     async def _open(self) -> None:
         try:
@@ -359,9 +410,7 @@ class ClientConnection(_Side):
         """Send the INFO on; after it, TLS starts if clients have to use it."""
         assert self.transport is not None
         peer = self.transport.get_extra_info("peername")
-        self._session = self._gateway.session(peer[0] if peer else "")
-        self._session.changed = self._changed
-        self._session.resume = self._resume
+        self._protocol = GatewayProtocol(self._gateway.context, peer[0] if peer else "", self._wake)
         self.from_server(greeting)
         early = self._forget_early()
         if self._gateway.tls is not None:

@@ -8,25 +8,22 @@ neither forge nor see.
 import base64
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import orjson
 import structlog
 from nats.errors import Error as NatsError
 
 from mediator.errors import BadRequestError, QuotaExceededError, TenantRefusedError
-from mediator.nats import control_messages, frames, subjects
+from mediator.nats import control_messages, subjects
 from mediator.nats.accounts import AccountMap
 from mediator.nats.client import Request
 from mediator.nats.connection import NatsConnection
 from mediator.nats.verbs import Verb, VerbCall
 from mediator.tenants.directory import TenantDirectory
-
-if TYPE_CHECKING:
-    from mediator.gateway.protocol import GatewaySession
 
 ANSWER_SECONDS: Final = 2.0
 """For the service to answer."""
@@ -56,7 +53,8 @@ class ClientIdentities:
         self._name = _new_secret()
         self._connection = connection
         self._clock = clock
-        self._asked: dict[str, tuple[GatewaySession, float]] = {}
+        self._asked: dict[str, tuple[Callable[[ClientIdentity | None], None], float]] = {}
+        """What takes the answer to each question, and when that was asked, in this order."""
 
     async def open(self) -> None:
         """Start listening."""
@@ -68,30 +66,31 @@ class ClientIdentities:
         """Whether answers can come."""
         return self._connection.connected
 
-    def ask(self, client: "GatewaySession") -> tuple[str, bytes]:
-        """Return a new token, and the body of the question, which the client's connection must publish at once."""
+    def make_question(self) -> tuple[str, bytes]:
+        """Return a new token, and the body of the question, which the client's connection must publish."""
         token = _new_secret()
-        self._asked[token] = client, self._clock()
         return token, orjson.dumps({"gateway": self._name, "token": token})
+
+    def expect(self, token: str, answered: Callable[[ClientIdentity | None], None]) -> None:
+        """Have ``answered`` called with the answer to a question, or None if none comes in time."""
+        self._asked[token] = answered, self._clock()
 
     def expire(self) -> None:
         """Give up the questions that were not answered in time."""
         last = self._clock() - ANSWER_SECONDS
-        # They are in the order in which they were asked.
         while self._asked:
-            token, (client, at) = next(iter(self._asked.items()))
+            token, (answered, at) = next(iter(self._asked.items()))
             if at > last:
                 return
             del self._asked[token]
-            client.unidentified(token)
+            answered(None)
 
     def _receive(self, message: Request) -> None:
         answer = orjson.loads(message.data)
         asked = self._asked.pop(answer["token"], None)
         if asked is not None:
             more = (answer.get(name, "") for name in ("user", "connection"))
-            identity = ClientIdentity(answer["tenant"], answer["account"], *more)
-            asked[0].identified(answer["token"], identity)
+            asked[0](ClientIdentity(answer["tenant"], answer["account"], *more))
 
 
 def identity_verb(connection: NatsConnection) -> Verb:
@@ -120,10 +119,6 @@ def _new_secret() -> str:
     return base64.b32encode(secrets.token_bytes(17)).decode().lower()[:26]
 
 
-_WITH_INFO: Final = 1
-"""The version of the clients' protocol with INFO at any time."""
-
-
 class TenantGate(NamedTuple):
     """The tenants of one gateway."""
 
@@ -140,27 +135,6 @@ class TenantMembership:
         self._tenant: str | None = None
         self.problem = ""
         """Why the connection must end, as the client is told; empty: it need not."""
-        self.hides_info = False
-        """Whether the client expects one INFO only."""
-
-    def connect(self, frame: bytes, options: Mapping[str, object]) -> bytes:
-        """Return the client's CONNECT as the server gets it.
-
-        It asks for the INFO that names the account, also for clients of a protocol without that, and has the login that
-        the client's password is valid for while passwords are being rotated.
-        """
-        if self._gate is None:
-            return frame
-        changed: dict[str, object] = {}
-        if options.get("protocol") != _WITH_INFO:
-            changed["protocol"] = _WITH_INFO
-            self.hides_info = True
-        user, password = options.get("user"), options.get("pass")
-        if isinstance(user, str) and isinstance(password, str):
-            alias = self._gate.directory.alias(user, password)
-            if alias is not None:
-                changed["user"] = alias
-        return b"CONNECT " + orjson.dumps({**options, **changed}) + frames.CRLF if changed else frame
 
     def enter(self, account: str) -> None:
         """Count the connection for the tenant of an account; who has none is not counted, but refused by the door."""

@@ -4,13 +4,10 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from mediator.nats import control_messages, subjects
 from mediator.nats.subjects import ANY, overlaps
-
-if TYPE_CHECKING:
-    from mediator.gateway.protocol import GatewaySession
 
 _API: Final = subjects.API.encode()
 _STREAM_VERBS: Final = ("API.STREAM.CREATE.", "API.STREAM.UPDATE.", "API.STREAM.RESTORE.")
@@ -88,8 +85,20 @@ _DEPTH: Final = 8
 
 
 @dataclass(eq=False, slots=True)
+class InboxHolder:
+    """A connection that holds inboxes, or wants to."""
+
+    probe: Callable[[Callable[[], None]], None]
+    """Asks the client for a sign of life, and calls what it is given when that comes."""
+    resume: Callable[[], None]
+    """Called when the claim that is not decided can be made again."""
+    account: str = ""
+    """The client's account, once the server has named it."""
+
+
+@dataclass(eq=False, slots=True)
 class _Claim:
-    holder: "GatewaySession"
+    holder: InboxHolder
     subject: str
     queue: str
     prefixes: list[str]
@@ -110,14 +119,14 @@ class InboxClaims:
     def __init__(self, call_later: Callable[[float, Callable[[], None]], object]) -> None:
         """``call_later`` is that of the event loop."""
         self._call_later = call_later
-        self._claims: dict[GatewaySession, dict[bytes, _Claim]] = {}
+        self._claims: dict[InboxHolder, dict[bytes, _Claim]] = {}
         self._at: dict[str, set[_Claim]] = {}
         """Claims by the last of their prefixes."""
         self._below: dict[str, set[_Claim]] = {}
         """Claims by each of their prefixes."""
-        self._contests: dict[GatewaySession, _Contest] = {}
+        self._contests: dict[InboxHolder, _Contest] = {}
 
-    def claim(self, asker: "GatewaySession", sid: bytes, subject: str, queue: str) -> bool | None:
+    def claim(self, asker: InboxHolder, sid: bytes, subject: str, queue: str) -> bool | None:
         """Return whether a connection may subscribe to an inbox, which it then holds; see :func:`may_match`.
 
         A subject with a wildcard in place of ``_INBOX`` must match no inbox that another one holds, and holds none.
@@ -148,19 +157,19 @@ class InboxClaims:
                 self._below.setdefault(prefix, set()).add(claim)
         return True
 
-    def release(self, holder: "GatewaySession", sid: bytes) -> None:
+    def release(self, holder: InboxHolder, sid: bytes) -> None:
         """Release what a subscription holds, if anything."""
         claim = self._claims.get(holder, {}).pop(sid, None)
         if claim is not None:
             self._drop(claim)
 
-    def holds(self, holder: "GatewaySession", sid: bytes) -> bool:
+    def holds(self, holder: InboxHolder, sid: bytes) -> bool:
         """Return whether a subscription holds its inbox: no other connection may listen to it."""
         held = self._claims.get(holder)
         claim = held.get(sid) if held is not None else None
         return claim is not None and not claim.lost
 
-    def leave(self, holder: "GatewaySession") -> None:
+    def leave(self, holder: InboxHolder) -> None:
         """Release everything that a connection holds or claims."""
         self._contests.pop(holder, None)
         for claim in self._claims.pop(holder, {}).values():
@@ -176,13 +185,13 @@ class InboxClaims:
                 if not (apart or shared or other.holder is claim.holder) and overlaps(claim.subject, other.subject):
                     yield other
 
-    def _contest(self, asker: "GatewaySession", holders: set["GatewaySession"]) -> None:
+    def _contest(self, asker: InboxHolder, holders: set[InboxHolder]) -> None:
         contest = self._contests[asker] = _Contest()
         for holder in holders:
             holder.probe(partial(self._decide, asker, contest, False))
         self._call_later(ANSWER_SECONDS, partial(self._decide, asker, contest, True))
 
-    def _decide(self, asker: "GatewaySession", contest: _Contest, won: bool) -> None:
+    def _decide(self, asker: InboxHolder, contest: _Contest, won: bool) -> None:
         if not contest.decided:
             contest.decided, contest.won = True, won
             if self._contests.get(asker) is contest:

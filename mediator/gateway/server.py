@@ -18,7 +18,7 @@ from mediator.gateway.broadcasts import BroadcastHub, BroadcastVerb
 from mediator.gateway.connection import ClientConnection, Upstream
 from mediator.gateway.identity import ClientIdentities, TenantGate, identity_verb
 from mediator.gateway.permissions import InboxClaims
-from mediator.gateway.protocol import GatewaySession, PublicAddress, RequestHandler, UnfinishedCommands
+from mediator.gateway.protocol import GatewayContext, PublicAddress
 from mediator.gateway.subscription import EncodedMessage, InFlightCounter, MessageEncoder
 from mediator.gateway.subscriptions import (
     BroadcastSource,
@@ -74,26 +74,30 @@ class Gateway:
         self._settings = settings
         self._upstreams = list(upstreams)
         self._next = 0
-        self._identities = identities
-        self._subscriptions = subscriptions
-        self._gate = gate
-        self._broker = broker
+        self.identities = identities
+        self.subscriptions = subscriptions
+        self.gate = gate
+        self.broker = broker
         guard = None if broker is None else broker.guard
         self.freezes: Callable[[], int] = (lambda: 0) if guard is None else guard.freezes
         if guard is not None:
             self._loop = asyncio.get_running_loop()
             guard.listen(self._thawed)
-        self._claims = InboxClaims(asyncio.get_running_loop().call_later)
-        self._door: Door | None = None
-        self.unfinished = UnfinishedCommands()
-        """What waits of clients' commands until it is whole."""
+        self.door: Door | None = None
+        """What takes requests the short way; None: nothing does now."""
         self._unread = 0
         """Bytes of answers that wait for clients to read."""
         self.clients: set[ClientConnection] = set()
         """The connections of all clients."""
         self._server: asyncio.Server | None = None
         self._watcher: asyncio.Task[None] | None = None
-        self._public = self._address(listen.port)
+        self.context = GatewayContext(
+            self._address(listen.port),
+            identities.make_question,
+            InboxClaims(asyncio.get_running_loop().call_later),
+            None if gate is None else gate.directory.alias,
+        )
+        """What the protocols of all connections share."""
 
     def _address(self, port: int) -> PublicAddress:
         verify = self._settings.tls_client_ca is not None
@@ -102,7 +106,7 @@ class Gateway:
     @property
     def port(self) -> int:
         """The port that clients connect to."""
-        return self._public.port
+        return self.context.address.port
 
     @property
     def url(self) -> str:
@@ -113,7 +117,7 @@ class Gateway:
     async def start(self) -> None:
         """Listen; raises SetupError when the port is taken."""
         host, port = self._listen.host, self._listen.port
-        await self._identities.open()
+        await self.identities.open()
         try:
             self._server = await asyncio.get_running_loop().create_server(
                 lambda: ClientConnection(self), host, port, backlog=BACKLOG
@@ -123,10 +127,10 @@ class Gateway:
             raise SetupError(
                 f"NATS port {port} on {host} {what}: choose another one with --nats ({error.strerror or error})"
             ) from error
-        self._public = self._address(self._server.sockets[0].getsockname()[1])
+        self.context.address = self._address(self._server.sockets[0].getsockname()[1])
         self._watcher = asyncio.create_task(self._watch(), name="gateway-watch")
-        if self._gate is not None:
-            self._gate.directory.listen(self._check_tenants)
+        if self.gate is not None:
+            self.gate.directory.listen(self._check_tenants)
 
     async def stop(self) -> None:
         """Accept no more clients, and close the connections of all."""
@@ -142,19 +146,21 @@ class Gateway:
     @contextmanager
     def short_way_to(self, door: Door) -> Iterator[None]:
         """Hand requests to the door in memory inside this block, where the client cannot tell."""
-        self._door = door
+        self.door = door
+        self.context.short_way = True
         door.hold(self._unread)
         try:
             yield
         finally:
-            self._door = None
+            self.context.short_way = False
+            self.door = None
             door.hold(-self._unread)
 
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(WATCH_SECONDS)
-            self._identities.expire()
-            self._subscriptions.watch()
+            self.identities.expire()
+            self.subscriptions.watch()
 
     def _check_tenants(self) -> None:
         for client in list(self.clients):
@@ -171,7 +177,7 @@ class Gateway:
         """Return what is wrong, or None."""
         if self._server is None or not self._server.is_serving():
             return "the gateway does not listen"
-        return None if self._identities.connected else "the gateway is not connected to NATS"
+        return None if self.identities.connected else "the gateway is not connected to NATS"
 
     # For the clients' connections.
 
@@ -182,19 +188,11 @@ class Gateway:
         self.clients.add(client)
         return True
 
-    def session(self, client_ip: str) -> GatewaySession:
-        """Make the state of a connection."""
-        common = self._subscriptions, self._identities, self._find_door, self._claims, self._public
-        return GatewaySession(*common, client_ip, self._gate, self._broker, self.unfinished)
-
-    def _find_door(self) -> RequestHandler | None:
-        return None if self._door is None else self._door.receive
-
     def hold(self, size: int) -> None:
         """Count bytes of answers in, or out if negative, that wait for a client to read."""
         self._unread += size
-        if self._door is not None:
-            self._door.hold(size)
+        if self.door is not None:
+            self.door.hold(size)
         if size > 0 and self._unread > ALL_UNREAD_BYTES:
             slowest = max(self.clients, key=lambda client: client.unread, default=None)
             if slowest is not None and slowest.unread > LEAST_UNREAD_BYTES:

@@ -230,7 +230,6 @@ class Subscription:
 
     def confirm(self, total: int) -> None:
         """Take note that the client has confirmed so many messages since the opening."""
-        self.confirmed = total
         items = self._stored(self.window.confirm(total))
         for publisher in self.publishers:
             publisher.confirmed(self, items)

@@ -5,61 +5,35 @@ However the bytes are cut, the same comes out, or the same refusal.
 
 from collections.abc import Callable, Sequence
 
-from mediator.gateway.identity import ClientIdentity
-from mediator.gateway.permissions import InboxClaims
-from mediator.gateway.protocol import GatewaySession, ProtocolViolationError, PublicAddress
-from mediator.gateway.subscription import Subscription
 from mediator.nats import subjects
-from mediator.nats.client import Request
-
-_IDENTITY = ClientIdentity("acme", "ACME")
-
-
-class _Gateway:
-    """Keeps the requests of a session, and does nothing about its subscriptions."""
-
-    def __init__(self) -> None:
-        self.requests: list[tuple[object, ...]] = []
-        self.questions = 0
-
-    def door(self, request: Request) -> None:
-        self.requests.append((request.subject, request.reply, request.data, request.headers))
-
-    def ask(self, _session: GatewaySession) -> tuple[str, bytes]:
-        self.questions += 1
-        return f"t{self.questions}", b"{}"
-
-    def add(self, session: GatewaySession, subscription: Subscription) -> None: ...
-    def open(self, session: GatewaySession, subscription: Subscription) -> None: ...
-    def end(self, subscription: Subscription, how: str) -> None: ...
-
+from mediator.nats.frames import ProtocolViolationError
+from tests.harness.gateway_protocol import ClientPath
 
 Outcome = tuple[bytes, bytes, str, list[tuple[object, ...]]]
 
 
-def _through(take: Callable[[GatewaySession, bytes], None], chunks: Sequence[bytes]) -> Outcome:
-    """Return what a fresh session passes on to server, client and service, and how it ended."""
-    gateway = _Gateway()
-    public = PublicAddress("127.0.0.1", 4222, False, False, 100)
-    claims = InboxClaims(lambda *_: None)
-    session = GatewaySession(gateway, gateway, lambda: gateway.door, claims, public, "127.0.0.1")
-    session.from_server(b'INFO {"max_payload":1048576} \r\n')
-    session.take()
+def _through(take: Callable[[ClientPath, bytes], tuple[bytes, bytes]], chunks: Sequence[bytes]) -> Outcome:
+    """Return what a fresh connection passes on to server, client and service, and how it ended."""
+    path = ClientPath(b"", account=b"ACME")
     to_server, to_client, how = b"", b"", ""
     left = list(chunks)
     while left and not how:
         try:
-            take(session, left.pop(0))
+            up, down = take(path, left.pop(0))
         except ProtocolViolationError as error:
             how = str(error)
-        up, down, _ = session.take()
+            up, down = path.take()
         to_server += up
         to_client += down
-        if not left and session.waiting and not how:
-            session.identified(f"t{gateway.questions}", _IDENTITY)
-            left.append(b"")
-    session.close()
-    return to_server, to_client, how, gateway.requests
+        if not left and path.protocol.waiting and not how:
+            up, down = path.identify()
+            to_server += up
+            to_client += down
+            if path.protocol.waiting:
+                left.append(b"")
+    path.close()
+    requests = [(each.subject, each.reply, each.data, each.headers) for each in path.requests]
+    return to_server, to_client, how, requests
 
 
 def _cut(data: bytes, step: int) -> list[bytes]:
@@ -69,16 +43,16 @@ def _cut(data: bytes, step: int) -> list[bytes]:
 def client(data: bytes) -> None:
     """Read what a client writes; the first byte says how it is cut."""
     step, data = 1 + data[0] if data else 1, data[1:]
-    whole = _through(GatewaySession.from_client, [data])
-    parts = _through(GatewaySession.from_client, _cut(data, step))
+    whole = _through(ClientPath.client, [data])
+    parts = _through(ClientPath.client, _cut(data, step))
     assert parts == whole, (parts, whole)
 
 
 def server(data: bytes) -> None:
     """Read what a server writes."""
     step, data = 1 + data[0] if data else 1, data[1:]
-    whole = _through(GatewaySession.from_server, [data])
-    parts = _through(GatewaySession.from_server, _cut(data, step))
+    whole = _through(ClientPath.server, [data])
+    parts = _through(ClientPath.server, _cut(data, step))
     assert parts == whole, (parts, whole)
 
 

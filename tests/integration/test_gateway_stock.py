@@ -438,11 +438,11 @@ async def test_unfinished_commands_of_strangers_hold_little_memory(tmp_path):
             request = b"PUB $mq9.AI.MSG.SEND.task _INBOX.p%d.1 %%d\r\n" % number
             peer.write(b'CONNECT {"verbose":false,"pedantic":false,"headers":true}\r\nSUB _INBOX.p%d.* 1\r\n' % number)
             peer.write((stream if number % 2 else request) % 250_000 + bytes(100_000))
-        await until(lambda: house.gateway.unfinished.total > MAX_UNFINISHED - 1_000_000)
+        await until(lambda: house.gateway.context.unfinished.total > MAX_UNFINISHED - 1_000_000)
         client = await house.client()
         reply = await client.request("$mq9.AI.MSG.SEND.task", bytes(200_000), timeout=30)
         assert json.loads(reply.data)["msg_id"] == 0
-        assert house.gateway.unfinished.total <= MAX_UNFINISHED + 400 * MAX_LINE
+        assert house.gateway.context.unfinished.total <= MAX_UNFINISHED + 400 * MAX_LINE
         for peer in peers:
             peer.writer.close()
-        await until(lambda: house.gateway.unfinished.total == 0)
+        await until(lambda: house.gateway.context.unfinished.total == 0)

@@ -9,28 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mediator.gateway.identity import ClientIdentity
 from mediator.gateway.permissions import InboxClaims
-from mediator.gateway.protocol import MAX_PINGS, GatewaySession, PublicAddress, UnfinishedCommands
-from mediator.gateway.subscription import InFlightCounter, Publisher, Subscription
-from mediator.mailboxes.pushing import Item
+from mediator.gateway.protocol import MAX_PINGS, UnfinishedCommands
 from mediator.nats.frames import ProtocolViolationError
+from tests.harness.gateway_protocol import ACME, ClientPath, question
 
 BOX = b"$mq9.AI.MAILBOX.MSG.orders"
-QUIET = b'CONNECT {"verbose":false,"pedantic":false}\r\n'
 PROBE = b"$mq9.PUSH.gateway."
-ACME = ClientIdentity("acme", "ACME")
 
 
 def probe(subject: bytes) -> bytes:
     """Return what asks nats-server for the right to subscribe."""
     return b"SUB %b%b mq9gateway\r\nUNSUB mq9gateway\r\n" % (PROBE, subject)
-
-
-def question(number: int) -> bytes:
-    """Return what asks the service who the client is."""
-    body = b"question %d" % number
-    return b"PUB $mq9.AI.PUSH.OPEN %d\r\n%b\r\n" % (len(body), body)
 
 
 def refusal(subject: bytes, reason: bytes = b"") -> bytes:
@@ -39,113 +29,18 @@ def refusal(subject: bytes, reason: bytes = b"") -> bytes:
     return b"-ERR 'Permissions Violation for Subscription to \"%b\"%b'\r\n" % (subject, reason)
 
 
-@dataclass
-class Gateway:
-    """Keeps what its sessions tell it."""
-
-    questions: int = 0
-    made: list[Subscription] = field(default_factory=list)
-    opened: list[tuple[bytes, str]] = field(default_factory=list)
-    ends: list[tuple[bytes, str]] = field(default_factory=list)
-
-    def ask(self, _session: GatewaySession) -> tuple[str, bytes]:
-        self.questions += 1
-        return f"token{self.questions}", b"question %d" % self.questions
-
-    def add(self, _session: GatewaySession, subscription: Subscription) -> None:
-        self.made.append(subscription)
-
-    def open(self, _session: GatewaySession, subscription: Subscription) -> None:
-        self.opened.append((subscription.sid, subscription.tenant))
-
-    def end(self, subscription: Subscription, how: str) -> None:
-        self.ends.append((subscription.sid, how))
-        subscription.closed = True
-
-
-@dataclass
-class Served(Publisher):
-    """What pushes to a subscription: keeps what it is told."""
-
-    told: list[object] = field(default_factory=list)
-
-    def start(self, subscription: Subscription) -> None:
-        self.told.append("start")
-
-    def confirmed(self, subscription: Subscription, items: list[Item]) -> None:
-        self.told.append(subscription.confirmed)
-
-    def resume(self, subscription: Subscription) -> None:
-        self.told.append("resume")
-
-    def leave(self, subscription: Subscription, items: list[Item], how: str) -> None:
-        self.told.append(how)
-
-
-class Way:
-    """A session with its gateway."""
-
-    def __init__(
-        self,
-        connect: bytes = QUIET,
-        tls: bool = False,
-        inboxes: InboxClaims | None = None,
-        unfinished: UnfinishedCommands | None = None,
-    ) -> None:
-        self.gateway = Gateway()
-        public = PublicAddress("example.org", 4222, tls, False, 3)
-        claims = inboxes or InboxClaims(lambda *_: None)
-        self.session = GatewaySession(
-            self.gateway, self.gateway, lambda: None, claims, public, "10.0.0.1", unfinished=unfinished
-        )
-        self.client(connect)
-
-    def client(self, data: bytes) -> tuple[bytes, bytes]:
-        """The client writes; returns what goes to the server and to the client."""
-        self.session.from_client(data)
-        return self.session.take()[:2]
-
-    def server(self, data: bytes) -> tuple[bytes, bytes]:
-        """The server writes; returns the same."""
-        self.session.from_server(data)
-        return self.session.take()[:2]
-
-    def subscribe(self, line: bytes) -> tuple[Subscription, Served]:
-        """The client subscribes, and is served; returns the subscription and what serves it."""
-        self.client(b"SUB %b\r\n" % line)
-        self.server(b"PONG\r\n")
-        self.session.identified("token1", ACME)
-        made = self.gateway.made[-1]
-        served = self.serve(made)
-        assert served.told == ["start"]
-        return made, served
-
-    def serve(self, subscription: Subscription) -> Served:
-        """Open a subscription; returns what serves it."""
-        served = Served()
-        subscription.in_flight = InFlightCounter(lambda _count: None)
-        subscription.publishers = (served,)
-        self.session.accept(subscription)
-        return served
-
-    def push(self, subscription: Subscription, *pushes: bytes) -> bytes:
-        """Push; returns what goes to the client."""
-        subscription.push(pushes)
-        return self.session.take()[1]
-
-
 def push(number: int, sid: bytes = b"7") -> bytes:
     return b"MSG %b.normal %b 1\r\n%d\r\n" % (BOX, sid, number)
 
 
 @pytest.mark.rule("E6")
 def test_a_subscription_asks_for_rights_and_once_for_the_tenant() -> None:
-    way = Way()
+    way = ClientPath()
     up, down = way.client(b"SUB %b.* workers 7\r\nSUB plain 8\r\n" % BOX)
     assert up == probe(BOX + b".*") + question(1) + b"PING\r\nSUB plain 8\r\n"
     assert down == b""
     assert way.client(b"SUB %b 9\r\n" % BOX)[0] == probe(BOX) + b"PING\r\n"
-    assert [(each.text, each.queue) for each in way.gateway.made] == [
+    assert [(each.text, each.queue) for each in way.made] == [
         (f"{BOX.decode()}.*", "workers"),
         (BOX.decode(), ""),
     ]
@@ -153,53 +48,53 @@ def test_a_subscription_asks_for_rights_and_once_for_the_tenant() -> None:
 
 @pytest.mark.rule("E9")
 def test_the_older_wildcard_becomes_that_of_nats() -> None:
-    up, _ = Way().client(b"SUB $mq9.AI.BROADCAST.# 1\r\n")
+    up, _ = ClientPath().client(b"SUB $mq9.AI.BROADCAST.# 1\r\n")
     assert up.startswith(probe(b"$mq9.AI.BROADCAST.>"))
 
 
 @pytest.mark.rule("E6", "A6")
 @pytest.mark.parametrize("early", [True, False])
 def test_it_opens_once_the_rights_and_the_tenant_are_known(early: bool) -> None:
-    way = Way()
+    way = ClientPath()
     way.client(b"SUB %b.* 7\r\nSUB %b 8\r\n" % (BOX, BOX))
     if early:
-        way.session.identified("token1", ACME)
-        assert way.gateway.opened == []
+        way.protocol.identified("token1", ACME)
+        assert way.opened == []
         assert way.server(b"PONG\r\n") == (b"", b"")
     else:
         assert way.server(b"PONG\r\n") == (b"", b"")
-        assert way.gateway.opened == []
-        way.session.identified("token1", ACME)
-    assert way.gateway.opened == [(b"7", "acme")]
+        assert way.opened == []
+        way.protocol.identified("token1", ACME)
+    assert way.opened == [(b"7", "acme")]
     way.server(b"PONG\r\n")
-    assert way.gateway.opened == [(b"7", "acme"), (b"8", "acme")]
+    assert way.opened == [(b"7", "acme"), (b"8", "acme")]
 
 
 @pytest.mark.rule("A6")
 def test_a_client_stays_the_tenant_that_it_was() -> None:
-    way = Way()
+    way = ClientPath()
     way.client(b"SUB %b 7\r\n" % BOX)
     with pytest.raises(ProtocolViolationError, match="Unknown Protocol Operation"):
         way.client(b'PING\r\nCONNECT {"verbose":false,"pedantic":false,"user":"other"}\r\nSUB %b 8\r\n' % BOX)
-    assert way.session.take()[0] == b"PING\r\n", "what came before it passes"
-    assert len(way.gateway.made) == 1
+    assert way.take()[0] == b"PING\r\n", "what came before it passes"
+    assert len(way.made) == 1
 
 
 @pytest.mark.rule("A6")
 def test_a_question_without_an_answer_is_asked_again() -> None:
-    way = Way()
+    way = ClientPath()
     way.client(b"SUB %b 7\r\nPUB a 5\r\nab" % BOX)
-    way.session.unidentified("token1")
-    assert way.session.take()[0] == b"", "a payload is under way"
+    way.protocol.identified("token1", None)
+    assert way.take()[0] == b"", "a payload is under way"
     assert way.client(b"cde\r\nPING\r\n")[0] == b"cde\r\n" + question(2) + b"PING\r\n"
-    way.session.identified("token2", ACME)
-    way.session.unidentified("token2")
-    assert way.session.take()[0] == b""
+    way.protocol.identified("token2", ACME)
+    way.protocol.identified("token2", None)
+    assert way.take()[0] == b""
 
 
 @pytest.mark.rule("E7")
 def test_a_push_is_counted_when_the_ping_after_it_is_answered() -> None:
-    way = Way()
+    way = ClientPath()
     made, served = way.subscribe(BOX + b".* 7")
     assert way.push(made, push(1), push(2)) == push(1) + push(2) + b"PING\r\n"
     assert way.push(made, push(3)) == push(3) + b"PING\r\n"
@@ -213,7 +108,7 @@ def test_a_push_is_counted_when_the_ping_after_it_is_answered() -> None:
 
 @pytest.mark.rule("E7")
 def test_few_pings_are_under_way_and_the_last_confirms_all() -> None:
-    way = Way()
+    way = ClientPath()
     made, served = way.subscribe(BOX + b".* 7")
     pushed = b"".join(way.push(made, push(number % 10)) for number in range(MAX_PINGS + 3))
     assert pushed.count(b"PING\r\n") == MAX_PINGS
@@ -225,32 +120,32 @@ def test_few_pings_are_under_way_and_the_last_confirms_all() -> None:
 
 @pytest.mark.rule("E7")
 def test_a_push_waits_for_the_end_of_a_payload() -> None:
-    way = Way()
+    way = ClientPath()
     made, _ = way.subscribe(BOX + b".* 7")
     assert way.server(b"MSG a 1 5\r\nab")[1] == b"MSG a 1 5\r\nab"
-    made.push([push(1)])
-    assert way.session.take() == (b"", b"", len(push(1)) + len(b"PING\r\n"))
+    way.protocol.push(made, [push(1)])
+    assert way.protocol.data_to_send() == (b"", b"", len(push(1)) + len(b"PING\r\n"))
     assert way.server(b"cde\r\nMSG a 1 1\r\nx\r\n")[1] == b"cde\r\n" + push(1) + b"PING\r\nMSG a 1 1\r\nx\r\n"
-    assert way.session.take() == (b"", b"", 0)
+    assert way.protocol.data_to_send() == (b"", b"", 0)
 
 
 @pytest.mark.rule("E7")
 def test_what_was_not_confirmed_before_an_unsub_stays_so() -> None:
-    way = Way()
+    way = ClientPath()
     made, served = way.subscribe(BOX + b".* 7")
     way.push(made, push(1))
     assert way.client(b"UNSUB 7\r\nPONG\r\n") == (b"", b"")
-    assert way.gateway.ends == [(b"7", "unsub")]
+    assert way.ends == [(b"7", "unsub")]
     assert served.told == ["start"]
     assert way.push(made, push(2)) == b""
-    way.session.close()
-    assert way.gateway.ends == [(b"7", "unsub")]
+    way.close()
+    assert way.ends == [(b"7", "unsub")]
 
 
 @pytest.mark.rule("E7")
 @pytest.mark.parametrize("early", [True, False])
 def test_an_automatic_end_waits_for_the_last_confirmation(early: bool) -> None:
-    way = Way()
+    way = ClientPath()
     made, served = way.subscribe(BOX + b".* 7")
     if early:
         way.client(b"UNSUB 7 2\r\n")
@@ -258,27 +153,27 @@ def test_an_automatic_end_waits_for_the_last_confirmation(early: bool) -> None:
     else:
         way.push(made, push(1), push(2))
         way.client(b"UNSUB 7 2\r\n")
-    assert way.gateway.ends == []
+    assert way.ends == []
     way.client(b"PONG\r\n")
     assert served.told == ["start", 2]
-    assert way.gateway.ends == [(b"7", "unsub")]
-    assert way.session.subscriptions == 0
+    assert way.ends == [(b"7", "unsub")]
+    assert way.protocol.subscriptions == 0
 
 
 @pytest.mark.rule("N10")
 @pytest.mark.parametrize("subject", [b">", b"_INBOX.>", b"plain", b"%b.low" % BOX])
 def test_a_subscription_with_a_used_sid_is_dropped(subject: bytes) -> None:
-    way = Way()
+    way = ClientPath()
     made, _ = way.subscribe(BOX + b".* 7")
     way.client(b"UNSUB 7 2\r\n")
     assert way.client(b"SUB %b 7\r\n" % subject)[0] == b""
-    assert way.gateway.made == [made]
+    assert way.made == [made]
     assert way.push(made, push(1)).startswith(push(1)), "the first one stays"
 
 
 @pytest.mark.rule("E7")
 def test_a_maximum_ends_exactly_and_frees_the_sid() -> None:
-    way = Way()
+    way = ClientPath()
     made, _ = way.subscribe(BOX + b".* 7")
     way.client(b"UNSUB 7 2\r\n")
     assert way.push(made, *map(push, range(5))) == push(0) + push(1) + b"PING\r\n"
@@ -290,135 +185,135 @@ def test_a_maximum_ends_exactly_and_frees_the_sid() -> None:
 
 @pytest.mark.rule("E7")
 def test_a_maximum_that_was_reached_before_ends_at_once() -> None:
-    way = Way()
+    way = ClientPath()
     made, _ = way.subscribe(BOX + b".* 7")
     way.push(made, push(1), push(2))
     way.client(b"PONG\r\nUNSUB 7 1\r\n")
-    assert way.gateway.ends == [(b"7", "unsub")]
+    assert way.ends == [(b"7", "unsub")]
     assert way.push(made, push(3)) == b""
 
 
 @pytest.mark.rule("E7")
 def test_a_full_client_is_pushed_more_once_it_has_read() -> None:
-    way = Way()
+    way = ClientPath()
     (one, served), (other, idle) = way.subscribe(BOX + b".* 7"), way.subscribe(BOX + b".low 8")
     assert not one.full
-    way.session.set_full(True)
+    way.set_full(True)
     assert (one.full, one.full) == (True, True)
-    way.session.set_full(False)
+    way.set_full(False)
     assert (served.told, idle.told) == (["start", "resume"], ["start"])
-    way.session.set_full(True)
+    way.set_full(True)
     assert other.full
     way.client(b"UNSUB 8\r\n")
-    way.session.set_full(False)
+    way.set_full(False)
     assert (served.told, idle.told) == (["start", "resume"], ["start"])
 
 
 @pytest.mark.rule("E7")
 @pytest.mark.parametrize("last", [b"UNSUB 7\r\n", b""])
 def test_what_ended_while_it_opened_is_not_served(last: bytes) -> None:
-    way = Way()
+    way = ClientPath()
     way.client(b"SUB %b 7\r\n%b" % (BOX, last))
     if not last:
-        way.session.close()
-    served = way.serve(way.gateway.made[0])
+        way.close()
+    served = way.serve(way.made[0])
     assert served.told == ["broken"]
-    assert way.gateway.ends == [(b"7", "unsub" if last else "broken")]
+    assert way.ends == [(b"7", "unsub" if last else "broken")]
 
 
 @pytest.mark.rule("N10")
 def test_pongs_wait_for_the_subscriptions_before_them() -> None:
-    way = Way()
+    way = ClientPath()
     way.client(b"PING\r\n")
     assert way.server(b"PONG\r\n") == (b"", b"PONG\r\n")
     way.client(b"SUB %b.* 1\r\nPING\r\nSUB %b.* 2\r\nPING\r\nPING\r\n" % (BOX, BOX))
-    first, second = way.gateway.made
+    first, second = way.made
     assert way.server(b"PONG\r\nPONG\r\nMSG a 9 1\r\nx\r\n")[1] == b"MSG a 9 1\r\nx\r\n"
     way.client(b"SUB %b.* 3\r\n" % BOX)
     assert way.server(b"PONG\r\nPONG\r\nPONG\r\nPONG\r\n")[1] == b""
     way.serve(second)
-    assert way.session.take()[1] == b""
-    way.session.refuse(first, "no")
-    assert way.session.take()[1] == refusal(BOX + b".*", b"no") + b"PONG\r\n"
+    assert way.take()[1] == b""
+    way.protocol.refuse(first, "no")
+    assert way.take()[1] == refusal(BOX + b".*", b"no") + b"PONG\r\n"
     assert way.client(b"UNSUB 3\r\nPING\r\n")[1] == b"PONG\r\nPONG\r\n"
     assert way.server(b"PONG\r\n")[1] == b"PONG\r\n"
 
 
 @pytest.mark.rule("N10")
 def test_a_pong_does_not_wait_for_ever() -> None:
-    way = Way()
+    way = ClientPath()
     way.client(b"SUB %b 7\r\nPING\r\n" % BOX)
     way.server(b"PONG\r\nPONG\r\n")
-    way.session.answered(way.gateway.made[0])
-    assert way.session.take()[1] == b"PONG\r\n"
-    way.session.refuse(way.gateway.made[0], "late")
-    assert way.session.take()[1] == refusal(BOX, b"late")
+    way.protocol.answered(way.made[0])
+    assert way.take()[1] == b"PONG\r\n"
+    way.protocol.refuse(way.made[0], "late")
+    assert way.take()[1] == refusal(BOX, b"late")
 
 
 @pytest.mark.rule("E7")
 def test_the_end_of_the_connection_ends_each_once() -> None:
-    way = Way()
+    way = ClientPath()
     (one, _), (other, _) = way.subscribe(BOX + b".* 7"), way.subscribe(BOX + b".low 8")
     way.client(b"UNSUB 8 1\r\nSUB %b 9\r\n" % BOX)
     way.push(one, push(1))
     way.push(other, push(2, b"8"))
-    way.session.close()
-    assert sorted(way.gateway.ends) == [(b"7", "broken"), (b"8", "broken"), (b"9", "broken")]
+    way.close()
+    assert sorted(way.ends) == [(b"7", "broken"), (b"8", "broken"), (b"9", "broken")]
 
 
 @pytest.mark.rule("N10")
 def test_a_refusal_reaches_the_client_and_ends_the_sub() -> None:
-    way = Way()
+    way = ClientPath()
     way.client(b"SUB %b.* 7\r\n" % BOX)
     way.server(b"MSG a 1 5\r\nab")
-    way.session.refuse(way.gateway.made[0], "mailbox orders does not exist\r\nPING")
-    assert way.session.take()[1] == b"", "a payload is under way"
+    way.protocol.refuse(way.made[0], "mailbox orders does not exist\r\nPING")
+    assert way.take()[1] == b"", "a payload is under way"
     assert way.server(b"cde\r\n")[1] == b"cde\r\n" + refusal(BOX + b".*", b"mailbox orders does not exist PING")
-    assert way.session.subscriptions == 0
-    assert way.gateway.ends == [(b"7", "unsub")]
+    assert way.protocol.subscriptions == 0
+    assert way.ends == [(b"7", "unsub")]
 
 
 @pytest.mark.rule("N10")
 def test_refusals_name_the_clients_own_subject() -> None:
-    way = Way()
+    way = ClientPath()
     way.client(b"SUB %b.* 7\r\nSUB %b.low 8\r\nSUB %b 9\r\nPING\r\n" % (BOX, BOX, BOX))
     up, down = way.server(refusal(PROBE + BOX + b".*") + b"PONG\r\nPONG\r\n")
     assert (up, down) == (b"", refusal(BOX + b".*"))
     _, down = way.server(b"-ERR 'Permissions Violation for Publish to \"$mq9.AI.PUSH.OPEN\"'\r\n")
     assert down == refusal(BOX + b".low") + refusal(BOX)
     assert way.server(b"PONG\r\nPONG\r\n")[1] == b"PONG\r\n"
-    assert way.gateway.ends == [(b"7", "unsub"), (b"8", "unsub"), (b"9", "unsub")]
-    assert way.gateway.opened == []
+    assert way.ends == [(b"7", "unsub"), (b"8", "unsub"), (b"9", "unsub")]
+    assert way.opened == []
     for other in (b"-ERR 'Authorization Violation'\r\n", refusal(b"plain")):
         assert way.server(other) == (b"", other)
 
 
 @pytest.mark.rule("N10")
 def test_a_refusal_is_known_however_the_server_words_it() -> None:
-    way = Way()
+    way = ClientPath()
     odd = b'$mq9.AI.BROADCAST.a"b\\c.x'
     way.client(b"SUB %b 7\r\nSUB %b 8\r\n" % (BOX, odd))
     assert way.server(b"PONG\r\n" + refusal(PROBE + odd.replace(b"\\", b"\\\\").replace(b'"', b'\\"')))[1] == refusal(
         odd
     )
     way.server(b"PONG\r\n")
-    way.session.identified("token1", ACME)
-    assert way.gateway.opened == [(b"7", "acme")]
+    way.protocol.identified("token1", ACME)
+    assert way.opened == [(b"7", "acme")]
 
 
 @pytest.mark.rule("N10")
 def test_a_refusal_that_comes_late_concerns_no_other() -> None:
-    way = Way()
+    way = ClientPath()
     way.client(b"SUB %b 7\r\nUNSUB 7\r\nSUB %b 7\r\n" % (BOX, BOX))
     assert way.server(refusal(PROBE + BOX) + b"PONG\r\n")[1] == refusal(BOX)
-    assert way.session.subscriptions == 1
+    assert way.protocol.subscriptions == 1
     assert way.server(refusal(PROBE + BOX) + b"PONG\r\n")[1] == refusal(BOX)
-    assert way.session.subscriptions == 0
+    assert way.protocol.subscriptions == 0
 
 
 @pytest.mark.rule("N10", "N7")
 def test_a_connection_has_so_many_subscriptions_to_mail() -> None:
-    way = Way()
+    way = ClientPath()
     for sid in range(4):
         up, down = way.client(b"SUB %b.* %d\r\n" % (BOX, sid))
     assert (up, down) == (b"", refusal(BOX + b".*", b"maximum subscriptions exceeded"))
@@ -441,7 +336,7 @@ def test_a_connection_has_so_many_subscriptions_to_mail() -> None:
     ],
 )
 def test_what_could_harm_others_is_not_published(publish: bytes) -> None:
-    up, down = Way().client(publish)
+    up, down = ClientPath().client(publish)
     assert up == b""
     assert down.startswith(b"-ERR 'Permissions Violation for Publish to ")
 
@@ -449,7 +344,7 @@ def test_what_could_harm_others_is_not_published(publish: bytes) -> None:
 @pytest.mark.parametrize("tls", [True, False])
 def test_the_greeting_names_the_gateway(tls: bool) -> None:
     told = {"server_name": "n", "host": "h", "port": 1, "connect_urls": ["a:1"], "tls_required": True, "nonce": "x"}
-    _, down = Way(tls=tls).server(b"INFO " + json.dumps(told).encode() + b" \r\n")
+    _, down = ClientPath(tls=tls).server(b"INFO " + json.dumps(told).encode() + b" \r\n")
     seen = json.loads(down[5:])
     expected = {"server_name": "n", "host": "example.org", "port": 4222, "nonce": "x", "client_ip": "10.0.0.1"}
     assert seen == expected | ({"tls_required": True} if tls else {})
@@ -464,11 +359,8 @@ class Shared:
     def __post_init__(self) -> None:
         self.inboxes = InboxClaims(lambda _seconds, call: self.late.append(call))
 
-    def way(self, account: bytes = b"A") -> Way:
-        way = Way(inboxes=self.inboxes)
-        way.server(b'INFO {"remote_account":"%b"} \r\n' % account)
-        way.session.resume = lambda: way.session.from_client(b"")
-        return way
+    def way(self, account: bytes = b"A") -> ClientPath:
+        return ClientPath(inboxes=self.inboxes, account=account)
 
 
 HELD = b"SUB _INBOX.mine.* 1\r\n"
@@ -492,7 +384,7 @@ def test_a_holder_that_answers_keeps_its_inbox(subject: bytes) -> None:
     holder, thief = shared.way(), shared.way()
     assert holder.client(HELD)[0] == HELD
     assert thief.client(b"SUB a 1\r\nSUB %b 2\r\nPUB a 0\r\n\r\n" % subject) == (b"SUB a 1\r\n", b"")
-    assert holder.session.take()[1] == b"PING\r\n"
+    assert holder.take()[1] == b"PING\r\n"
     assert holder.client(b"PONG\r\n") == (b"", b"")
     up, down = thief.client(b"")
     assert up == b"PUB a 0\r\n\r\n", "what is behind it goes on"
@@ -511,7 +403,7 @@ def test_a_returning_client_gets_the_inbox_of_a_dead_one() -> None:
     assert again.client(b"") == (HELD + b"PUB a 0\r\n\r\n", b"")
     third = shared.way()
     assert third.client(HELD) == (b"", b"")
-    assert again.session.take()[1] == b"PING\r\n", "it is the holder now"
+    assert again.take()[1] == b"PING\r\n", "it is the holder now"
 
 
 @pytest.mark.rule("N10")
@@ -535,8 +427,8 @@ def test_an_inbox_is_freed_at_the_end_and_shared_in_queues() -> None:
     first, second, third = shared.way(), shared.way(), shared.way()
     queued = b"SUB _INBOX.mine work 1\r\n"
     assert first.client(queued)[0] == second.client(queued)[0] == queued
-    first.session.close()
-    second.session.close()
+    first.close()
+    second.close()
     alone = b"SUB _INBOX.mine 1\r\n"
     assert third.client(alone)[0] == alone
 
@@ -591,7 +483,7 @@ def test_a_verbose_client_gets_one_ok_for_each_command(
     commands: Sequence[tuple[bytes, int]], missing: int, said: bool, every: int, denied: bytes
 ) -> None:
     connect = b'CONNECT {"verbose":true}\r\n' if said else b"CONNECT {}\r\n"
-    way = Way(connect)
+    way = ClientPath(connect)
     to_server, seen = connect, b""
     for place, (command, number) in enumerate(commands):
         up, down = way.client(command.replace(b"%d", b"%d" % number))
@@ -603,13 +495,13 @@ def test_a_verbose_client_gets_one_ok_for_each_command(
     pings = sum(command.startswith(b"PING") for command, _ in commands)
     assert seen.count(b"+OK\r\n") + seen.count(b"-ERR") == 1 + len(commands) - pings
     assert PROBE not in seen
-    before = way.session.subscriptions
-    for subscription in way.gateway.made[:missing]:
-        way.session.refuse(subscription, "missing")
-    refused = before - way.session.subscriptions
-    for subscription in way.gateway.made[missing:]:
+    before = way.protocol.subscriptions
+    for subscription in way.made[:missing]:
+        way.protocol.refuse(subscription, "missing")
+    refused = before - way.protocol.subscriptions
+    for subscription in way.made[missing:]:
         way.serve(subscription)
-    more = way.session.take()[1]
+    more = way.take()[1]
     assert more.count(b"-ERR") == refused
     assert (seen + more).count(b"PONG\r\n") == pings
 
@@ -633,7 +525,7 @@ def test_a_verbose_client_gets_one_ok_for_each_command(
 )
 def test_a_stream_is_read_as_nats_server_reads_it(body: bytes, passes: bool) -> None:
     frame = b"PUB $JS.API.STREAM.CREATE.s %d\r\n%b\r\n" % (len(body), body)
-    up, down = Way().client(frame)
+    up, down = ClientPath().client(frame)
     assert (up == frame, b"Permissions Violation for Publish" in down) == (passes, not passes)
 
 
@@ -655,11 +547,11 @@ def test_a_stream_is_read_as_nats_server_reads_it(body: bytes, passes: bool) -> 
 def test_nothing_but_pings_comes_before_connect(sent: bytes) -> None:
     for step in (1, len(sent)):
         chunks = [b"PING\r\n", *(sent[at : at + step] for at in range(0, len(sent), step))]
-        way = Way(b"")
+        way = ClientPath(b"")
         with pytest.raises(ProtocolViolationError, match=r"^Authorization Violation$"):
-            deque(map(way.session.from_client, chunks), 0)
-        assert way.session.take()[0] == b"PING\r\n"
-        assert not way.gateway.made
+            deque(map(way.protocol.receive_from_client, chunks), 0)
+        assert way.take()[0] == b"PING\r\n"
+        assert not way.made
 
 
 STREAM = b"PUB $JS.API.STREAM.CREATE.s 200000\r\n"
@@ -670,7 +562,7 @@ SEND = b"PUB $mq9.AI.MSG.SEND.a _INBOX.a.1 200000\r\n"
 def test_all_clients_together_have_so_much_unfinished() -> None:
     everybody = UnfinishedCommands(limit=1_000_000)
     # The sizes that the commands name count, though next to nothing of them has come.
-    ways = [Way(unfinished=everybody) for _ in range(20)]
+    ways = [ClientPath(unfinished=everybody) for _ in range(20)]
     for way in ways:
         way.server(b"PONG\r\n")
     said = [way.client(STREAM + b"{") for way in ways]
@@ -683,7 +575,7 @@ def test_all_clients_together_have_so_much_unfinished() -> None:
     assert [up.startswith(STREAM) for up, _ in (way.client(rest) for way in ways)] == [True] * 4 + [False] * 16
     assert everybody.total == 0
     assert ways[-1].client(STREAM + b"{")[1] == b""
-    ways[-1].session.close()
+    ways[-1].close()
     assert everybody.total == 0
 
 
@@ -691,11 +583,11 @@ def test_all_clients_together_have_so_much_unfinished() -> None:
 def test_a_long_connect_waits_while_there_is_room() -> None:
     everybody = UnfinishedCommands(limit=100_000)
     half = b'CONNECT {"auth_token":"' + b"x" * 60_000
-    first, second = (Way(b"", unfinished=everybody) for _ in range(2))
+    first, second = (ClientPath(b"", unfinished=everybody) for _ in range(2))
     first.client(half)
     with pytest.raises(ProtocolViolationError, match=r"^maximum control line exceeded$"):
         second.client(half)
-    second.session.close()
+    second.close()
     assert first.client(b'"}\r\n')[0] == half + b'"}\r\n'
     assert everybody.total == len(half) + 4, "the server has not answered"
     first.server(b"PONG\r\n")
@@ -705,13 +597,13 @@ def test_a_long_connect_waits_while_there_is_room() -> None:
 @pytest.mark.rule("N7")
 def test_who_is_not_let_in_yet_gives_way_when_much_waits() -> None:
     everybody = UnfinishedCommands(limit=1_000_000)
-    ways = [Way(unfinished=everybody) for _ in range(3)]
+    ways = [ClientPath(unfinished=everybody) for _ in range(3)]
     frame = b"PUB a 400000\r\n" + b"x" * 400_000 + b"\r\n"
     for way in ways[:2]:
         way.client(frame)
     with pytest.raises(ProtocolViolationError, match=r"^Authorization Timeout$"):
         ways[2].client(frame)
-    ways[2].session.close()
+    ways[2].close()
     ways[0].server(b"PONG\r\n")
     assert ways[0].client(frame * 3)[0] == frame * 3, "the server knows who it is"
     assert everybody.total < 500_000

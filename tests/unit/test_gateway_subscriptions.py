@@ -9,32 +9,19 @@ from mediator.config.sections import PushSettings
 from mediator.errors import MediatorError, NoSuchMailboxError, UnavailableError
 from mediator.gateway.identity import ClientIdentity
 from mediator.gateway.permissions import InboxClaims
-from mediator.gateway.protocol import GatewaySession, PublicAddress
-from mediator.gateway.subscription import InFlightCounter, Publisher, Subscription
+from mediator.gateway.protocol import (
+    GatewayContext,
+    GatewayProtocol,
+    PublicAddress,
+    SubscriptionEnded,
+    SubscriptionMade,
+    SubscriptionPermitted,
+)
+from mediator.gateway.subscription import InFlightCounter, Subscription
 from mediator.gateway.subscriptions import ANSWER_SECONDS, Subscriptions
-from mediator.mailboxes.pushing import Item
 from mediator.nats.subjects import MailboxSubject
+from tests.harness.gateway_protocol import ACME, Served
 from tests.harness.waiting import until
-
-ACME = ClientIdentity("acme", "ACME")
-
-
-@dataclass
-class Served(Publisher):
-    """What pushes to a subscription: keeps what it is told."""
-
-    told: list[object] = field(default_factory=list)
-
-    def start(self, subscription: Subscription) -> None:
-        self.told.append("start")
-
-    def confirmed(self, subscription: Subscription, items: list[Item]) -> None:
-        self.told.append(subscription.confirmed)
-
-    def resume(self, subscription: Subscription) -> None: ...
-
-    def leave(self, subscription: Subscription, items: list[Item], how: str) -> None:
-        self.told.append(how)
 
 
 @dataclass
@@ -80,24 +67,63 @@ class Gateway:
             lambda: self.now,
         )
 
-    def ask(self, _session: GatewaySession) -> tuple[str, bytes]:
-        return "token", b"?"
-
-    def client(self, identity: ClientIdentity = ACME) -> GatewaySession:
+    def client(self, identity: ClientIdentity = ACME) -> "Client":
         """Return a connection whose tenant is known."""
-        public = PublicAddress("example.org", 4222, False, False, 100)
-        claims = InboxClaims(lambda *_: None)
-        session = GatewaySession(self.subscriptions, self, lambda: None, claims, public, "10.0.0.1")  # type: ignore[arg-type]
-        session.from_client(b'CONNECT {"verbose":false,"pedantic":false}\r\n')
-        session.identified("token", identity)
-        return session
+        return Client(self.subscriptions, identity)
 
 
-def subscribe(session: GatewaySession, *sids: bytes) -> None:
+class Client:
+    """A connection, the events about whose subscriptions are handled."""
+
+    def __init__(self, subscriptions: Subscriptions, identity: ClientIdentity) -> None:
+        self._subscriptions = subscriptions
+        context = GatewayContext(
+            PublicAddress("example.org", 4222, False, False, 100),
+            lambda: ("token", b"?"),
+            InboxClaims(lambda *_: None),
+        )
+        self._protocol = GatewayProtocol(context, "10.0.0.1", self._handle_events)
+        self.writes(b'CONNECT {"verbose":false,"pedantic":false}\r\n')
+        self._protocol.identified("token", identity)
+
+    @property
+    def count(self) -> int:
+        """How many subscriptions to stored mail it has."""
+        return self._protocol.subscriptions
+
+    def writes(self, data: bytes) -> None:
+        self._protocol.receive_from_client(data)
+        self._handle_events()
+
+    def flushed(self) -> None:
+        """The server answers a PING."""
+        self._protocol.receive_from_server(b"PONG\r\n")
+        self._handle_events()
+
+    def got(self) -> bytes:
+        """Return what was written to the client."""
+        return self._protocol.data_to_send()[1]
+
+    def close(self) -> None:
+        self._protocol.close()
+        self._handle_events()
+
+    def _handle_events(self) -> None:
+        while self._protocol.events:
+            match self._protocol.events.popleft():
+                case SubscriptionMade(subscription):
+                    self._subscriptions.add(self._protocol, subscription)
+                case SubscriptionPermitted(subscription):
+                    self._subscriptions.open(self._protocol, subscription)
+                case SubscriptionEnded(subscription, how):
+                    self._subscriptions.end(subscription, how)
+
+
+def subscribe(client: Client, *sids: bytes) -> None:
     for sid in sids:
-        session.from_client(b"SUB $mq9.AI.MAILBOX.MSG.a.* %b\r\n" % sid)
-        session.from_server(b"PONG\r\n")
-    session.take()
+        client.writes(b"SUB $mq9.AI.MAILBOX.MSG.a.* %b\r\n" % sid)
+        client.flushed()
+    client.got()
 
 
 def refusal(reason: bytes) -> bytes:
@@ -107,25 +133,25 @@ def refusal(reason: bytes) -> bytes:
 @pytest.mark.rule("N7")
 async def test_the_last_place_goes_to_the_first_of_two() -> None:
     gateway = Gateway(max_subscriptions=2)
-    session = gateway.client()
-    subscribe(session, b"1", b"2", b"3")
-    await until(lambda: len(gateway.source.opened) == 2 and session.subscriptions == 2)
-    assert session.take()[1] == refusal(b"server busy: 2 subscriptions are open") + b"'\r\n"
+    client = gateway.client()
+    subscribe(client, b"1", b"2", b"3")
+    await until(lambda: len(gateway.source.opened) == 2 and client.count == 2)
+    assert client.got() == refusal(b"server busy: 2 subscriptions are open") + b"'\r\n"
     assert gateway.subscriptions.count == 2
-    session.from_client(b"UNSUB 1\r\n")
-    subscribe(session, b"3")
+    client.writes(b"UNSUB 1\r\n")
+    subscribe(client, b"3")
     await until(lambda: len(gateway.source.opened) == 3)
-    assert session.take()[1] == b""
+    assert client.got() == b""
 
 
 @pytest.mark.rule("N7", "A6")
 async def test_a_tenant_has_so_many_subscriptions() -> None:
     gateway = Gateway(tenant_subscriptions=1)
     one, same, other = gateway.client(), gateway.client(), gateway.client(ClientIdentity("other", "OTHER"))
-    for session in (one, same, other):
-        subscribe(session, b"1")
-    await until(lambda: len(gateway.source.opened) == 2 and not same.subscriptions)
-    assert same.take()[1].startswith(refusal(b"quota_exceeded: subscriptions of the tenant, limit 1, in use 1"))
+    for client in (one, same, other):
+        subscribe(client, b"1")
+    await until(lambda: len(gateway.source.opened) == 2 and not same.count)
+    assert same.got().startswith(refusal(b"quota_exceeded: subscriptions of the tenant, limit 1, in use 1"))
     assert [request.tenant for request in gateway.source.requests] == ["acme", "other"]
     one.close()
     subscribe(same, b"1")
@@ -136,10 +162,10 @@ async def test_a_tenant_has_so_many_subscriptions() -> None:
 async def test_a_mailbox_that_is_missing_is_refused() -> None:
     gateway = Gateway()
     gateway.source.problem = NoSuchMailboxError("a")
-    session = gateway.client()
-    subscribe(session, b"1")
-    await until(lambda: not session.subscriptions)
-    assert session.take()[1] == refusal(b"mailbox a does not exist") + b"'\r\n"
+    client = gateway.client()
+    subscribe(client, b"1")
+    await until(lambda: not client.count)
+    assert client.got() == refusal(b"mailbox a does not exist") + b"'\r\n"
     assert (gateway.subscriptions.count, gateway.subscriptions.waiting) == (0, 0)
 
 
@@ -147,20 +173,20 @@ async def test_a_mailbox_that_is_missing_is_refused() -> None:
 async def test_it_is_tried_again_while_the_store_fails() -> None:
     gateway = Gateway()
     gateway.source.problem = UnavailableError("away")
-    session = gateway.client()
-    subscribe(session, b"1", b"2")
-    session.from_client(b"PING\r\n")
-    session.from_server(b"PONG\r\n")
+    client = gateway.client()
+    subscribe(client, b"1", b"2")
+    client.writes(b"PING\r\n")
+    client.flushed()
     await until(lambda: len(gateway.source.requests) == 2 and not gateway.subscriptions.count)
     gateway.subscriptions.watch()
-    assert session.take()[1] == b"", "the PONG waits"
+    assert client.got() == b"", "the PONG waits"
     gateway.now += ANSWER_SECONDS
     await until(lambda: len(gateway.source.requests) == 4 and not gateway.subscriptions.count)
     gateway.subscriptions.watch()
-    assert session.take()[1] == b"PONG\r\n"
+    assert client.got() == b"PONG\r\n"
     await until(lambda: len(gateway.source.requests) == 6 and not gateway.subscriptions.count)
     assert gateway.subscriptions.waiting == 2
-    session.from_client(b"UNSUB 2\r\n")
+    client.writes(b"UNSUB 2\r\n")
     gateway.source.problem = None
     gateway.subscriptions.watch()
     await until(lambda: len(gateway.source.opened) == 1)
@@ -173,10 +199,10 @@ async def test_it_is_tried_again_while_the_store_fails() -> None:
 async def test_what_ends_while_it_opens_leaves_nothing(fails: bool) -> None:
     gateway = Gateway()
     gateway.source.gate.clear()
-    session = gateway.client()
-    subscribe(session, b"1")
+    client = gateway.client()
+    subscribe(client, b"1")
     await until(lambda: len(gateway.source.requests) == 1)
-    session.close()
+    client.close()
     gateway.source.problem = UnavailableError("away") if fails else None
     gateway.source.gate.set()
     if not fails:
@@ -190,8 +216,8 @@ async def test_what_ends_while_it_opens_leaves_nothing(fails: bool) -> None:
 @pytest.mark.rule("E7")
 async def test_at_the_end_a_confirmed_subscription_is_drained() -> None:
     gateway = Gateway()
-    session = gateway.client()
-    subscribe(session, b"1")
+    client = gateway.client()
+    subscribe(client, b"1")
     await until(lambda: len(gateway.source.opened) == 1)
     gateway.in_flight.add(1)
     closing = asyncio.ensure_future(gateway.subscriptions.close(10))
@@ -201,5 +227,5 @@ async def test_at_the_end_a_confirmed_subscription_is_drained() -> None:
     await closing
     assert gateway.source.opened[0].told == ["start", "drained"]
     assert gateway.source.done == ["paused", "closed"]
-    subscribe(session, b"2")
+    subscribe(client, b"2")
     assert len(gateway.source.requests) == 1
