@@ -18,7 +18,15 @@ from mediator.mailboxes.bounds import Bounds
 from pickup.mediation import granting, replays
 from pickup.mediation.access import is_denied
 from pickup.mediation.ports import MediationTransaction
-from pickup.mediation.records import Connection, DidRotation, Invitation, MediationRules, NewConnection, PushDevice
+from pickup.mediation.records import (
+    Connection,
+    DidRotation,
+    Generation,
+    Invitation,
+    MediationRules,
+    NewConnection,
+    PushDevice,
+)
 from pickup.mediation.replays import CLOCK_SKEW, SeenEnvelope
 
 SEEN_EVERY = 3600 * 1000
@@ -110,6 +118,8 @@ def rotate(tx: MediationTransaction, rules: MediationRules, rotation: DidRotatio
     if known is not None and known.prior_did == rotation.prior_did:
         return known
     current = tx.connections.called(rotation.tenant, rotation.prior_did)
+    if current is not None and current.generation is not Generation.V2:
+        raise BadRequestError(FROM_PRIOR, "its iss is a peer of DIDComm v1 here")
     if current is None and rotation.caller is None:
         return None
     if current is None:

@@ -339,6 +339,16 @@ def test_an_unknown_did_cannot_be_rotated_but_has_ended(house: Mediation) -> Non
 
 
 @pytest.mark.rule("D14")
+@pytest.mark.parametrize("caller", [ALICE_2, None])
+def test_a_connection_of_v1_is_not_rotated(house: Mediation, caller: str | None) -> None:
+    """Its key is a did:key, which may sign a JWT as well."""
+    before = house.holder(1)
+    with pytest.raises(BadRequestError, match="peer of DIDComm v1"):
+        house.rotate(key(1), caller)
+    assert house.called(key(1)) == before
+
+
+@pytest.mark.rule("D14")
 def test_an_ending_frees_the_keys_and_removes_the_mail(house: Mediation) -> None:
     before = rotating(house)
     house.forward(key(10))
