@@ -3,6 +3,7 @@
 Its process is stopped with SIGSTOP, as a machine that is paused: its connections stay, and so do its locks.
 """
 
+import asyncio
 import base64
 import contextlib
 import random
@@ -12,7 +13,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from tests.harness.client import Client
+from tests.harness.client import Client, Unanswered, payload_of
 from tests.harness.load import SENDERS, Load
 from tests.harness.postgres import Server, ask
 from tests.harness.service import Service, Services
@@ -92,3 +93,38 @@ async def test_a_frozen_instance_stops_nobody_else(instances, database, stack: A
     assert ended
     # After it went on, the frozen one ends nobody's.
     assert not one.events("ended a session of the database whose instance is frozen: it held a lock")
+
+
+@pytest.mark.rule("A9", "S3", "S5")
+async def test_a_thawed_instance_drops_what_waited(instances, stack: AsyncExitStack):
+    """What its clients gave up on, and did anew through the other instance, is not done a second time."""
+    one, two = instances
+    impatient = await Client.connect(two.nats_url, within=GIVEN_UP_AFTER + 1)
+    patient = await Client.connect(two.nats_url, connections=4, tries=40, within=0.5)
+    for client in (impatient, patient):
+        stack.push_async_callback(client.close)
+    for name in ("states", "orders"):
+        assert not (await patient.create(name=name)).error
+
+    async def send(client: Client, number: int, state: bytes) -> bool:
+        try:
+            await client.send("states", state, key=f"key-{number}")
+            await client.send("orders", b"%d" % number, dedup_id=f"order-{number}")
+        except Unanswered:
+            return False
+        return True
+
+    one.process.send_signal(signal.SIGSTOP)
+    try:
+        answered = await asyncio.gather(*(send(impatient, number, b"old") for number in range(ANSWERS)))
+        assert not all(answered)
+        assert all(await asyncio.gather(*(send(patient, number, b"new") for number in range(ANSWERS))))
+    finally:
+        one.process.send_signal(signal.SIGCONT)
+    await until(lambda: one.events("the process was frozen: what waited meanwhile is refused"))
+    await one.ready()
+    # Half of them go through the instance that was frozen, behind all that waited there.
+    assert all(await asyncio.gather(*(send(patient, ANSWERS + number, b"new") for number in range(SENDERS))))
+    assert {payload_of(message) for message in await patient.query_all("states")} == {b"new"}
+    orders = [payload_of(message) for message in await patient.query_all("orders")]
+    assert sorted(orders) == sorted(b"%d" % number for number in range(ANSWERS + SENDERS))
