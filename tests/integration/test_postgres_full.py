@@ -120,6 +120,19 @@ async def test_a_full_disk_of_the_server_gets_room(broker: Broker, url: str, siz
     assert len(ask(url, "SELECT no FROM mailbox")) == 2
 
 
+async def test_a_role_that_makes_no_tables_gets_room_too(broker: Broker, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(postgres_reserve, "_MAKE", "CREATE TABLE pg_catalog.disk_reserve (filler BYTEA)")
+    await broker.create(Create(TENANT, "task", retention=Retention.UNTIL_ACK))
+    await broker.create(Create(TENANT, "other"))
+    for _ in range(SAMPLES):
+        await send(broker, "other", 10)
+    await fill(broker, SMALL)
+    while messages := await fetch(broker):
+        await broker.ack(Ack(TENANT, "task", "g", [messages[-1].msg_id]))
+    await room(broker)
+    assert await send(broker, "task", SMALL) is not None
+
+
 async def test_no_mail_is_accepted_before_there_is_room(broker: Broker):
     """Looking for room again and again does not use up what is left."""
     await broker.create(Create(TENANT, "task", retention=Retention.UNTIL_ACK))
