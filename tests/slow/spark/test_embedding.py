@@ -27,9 +27,9 @@ from pipeline.source.options import database_options
 from registry.api.operations import MAX_TOGETHER
 from registry.cards.card import read_card
 from registry.embedding import models
-from registry.embedding.encoder import make_encoder
+from registry.embedding.encoder import Encoder, JointModel
 from registry.embedding.local import LocalModel
-from registry.embedding.models import DEFAULT_MODEL, PACKED, ModelShare, join_models
+from registry.embedding.models import DEFAULT_MODEL, PACKED, ModelShare, join_models, split_model
 from registry.embedding.texts import TEMPLATE, card_texts
 from registry.embedding.worker import OnnxModel
 from registry.index.vectors import pack_rows, unpack_rows
@@ -233,7 +233,9 @@ def test_two_models_make_the_vectors_of_the_service(tmp_path: Path, tmp_path_fac
     (made,) = encode_batches(model, iter([batch]))
 
     async def serve() -> tuple[str, Any]:
-        encoder = make_encoder(name, lambda one: LocalModel(one, exported), TEMPLATE)
+        shares = split_model(name)
+        backends = [LocalModel(share.name, exported) for share in shares]
+        encoder = Encoder(JointModel(name, shares, backends), TEMPLATE)
         await encoder.start()
         try:
             return str(encoder.space), await encoder.cards(card_texts(read_card(card("a", "keeps books").strip())))
