@@ -9,13 +9,13 @@ from statistics import median
 
 from benchmarks.bench import Bench, ResultRow, number
 from mediator.broker import Broker
-from mediator.config.sections import JournalSettings
+from mediator.journal.writer import JournalWriter
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.creating import Create
 from mediator.mailboxes.message import Draft
 from mediator.mailboxes.sending import Send
-from mediator.ops.journal.writer import JournalWriter
-from mediator.ops.metrics import Metrics
+from mediator.metrics import Metrics
+from mediator.settings.sections import JournalSettings
 from mediator.store.sqlite import SqliteStore
 
 TENANT = "default"

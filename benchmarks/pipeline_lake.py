@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.bench import Bench, ResultRow, at_most, number
+from mediator.journal.segments import COLUMNS, encode
 from mediator.mailboxes.events import Event, EventType
-from mediator.ops.journal.lines import COLUMNS, encode
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,11 +16,10 @@ from typer.models import ArgumentInfo, OptionInfo
 from docs.generators import asyncapi, didcomm, grafana, http, metrics
 from mediator.cli import build_app
 from mediator.cli.client import NatsOptions
-from mediator.config.operators import OperatorToken
-from mediator.config.sources import CONFIG_VARIABLE, options, variable_name
-from mediator.config.tenants import TenantSettings, UserSettings
 from mediator.endpoint import Endpoint
 from mediator.parts import installed_settings
+from mediator.settings.sections import OperatorToken, TenantSettings, UserSettings
+from mediator.settings.sources import CONFIG_VARIABLE, options, variable_name
 
 _HEAD = f"""\
 # Configuration

@@ -23,7 +23,8 @@ from mediator.admin.api import AdminApi
 from mediator.admin.sessions import CookieSealer
 from mediator.admin.sign_in import SignIn, SignInView
 from mediator.broker import Broker, wall_clock
-from mediator.config.settings import Settings
+from mediator.cleanup.clock import ClockRecord
+from mediator.cleanup.collector import forget_volatile
 from mediator.console.console import Console
 from mediator.console.opening import add_core_pages
 from mediator.errors import MediatorError
@@ -33,7 +34,9 @@ from mediator.http.app import build_app
 from mediator.http.callers import HttpCallers
 from mediator.http.health import Health
 from mediator.http.server import HttpServer
+from mediator.journal.writer import JournalWriter
 from mediator.mailboxes.bounds import DAY
+from mediator.metrics import MEASURE_SECONDS, Metrics, TenantMetrics
 from mediator.nats.connection import NatsConnection
 from mediator.nats.opening import (
     ManagedTenants,
@@ -49,20 +52,16 @@ from mediator.ops import ended_sessions
 from mediator.ops.activity import TOPIC, Activity
 from mediator.ops.audit import AuditLog
 from mediator.ops.cleanup import all_steps
-from mediator.ops.clock import ClockRecord
-from mediator.ops.collector import forget_volatile
 from mediator.ops.control import ControlServer
 from mediator.ops.dead_operations import DeadOperations
 from mediator.ops.diagnosis import Finding
 from mediator.ops.ended_sessions import EndedSessions
 from mediator.ops.forgetting import ForgetOperations, Forgetting
 from mediator.ops.installation import missing_findings
-from mediator.ops.journal.writer import JournalWriter
 from mediator.ops.long_tasks.operations import LongTaskOperations
 from mediator.ops.long_tasks.runner import LongTasks
 from mediator.ops.mailbox_operations import MailboxOperations, find_address
 from mediator.ops.message_operations import MessageOperations
-from mediator.ops.metrics import Metrics
 from mediator.ops.open_files import fit_service
 from mediator.ops.operations import Actor, Operation, Operations, Right
 from mediator.ops.ranking import RankingOperations
@@ -71,9 +70,9 @@ from mediator.ops.scheduler import Scheduler
 from mediator.ops.schemas import obj
 from mediator.ops.service_operations import ServiceOperations
 from mediator.ops.settings_operations import SettingsOperations
-from mediator.ops.tenant_metrics import MEASURE_SECONDS, TenantMetrics
 from mediator.ops.tenant_operations import TenantOperations
 from mediator.parts import cleanup_steps, find_parts
+from mediator.settings.settings import Settings
 from mediator.store.base import Store
 from mediator.store.opening import open_store
 from mediator.system.heap import limit_arenas

@@ -8,16 +8,16 @@ from aiohttp import web
 from mediator.admin.access import Access
 from mediator.announcer import Announcer
 from mediator.broker import Broker
-from mediator.config.settings import Settings
 from mediator.console.console import Console
 from mediator.errors import SetupError
 from mediator.http.callers import HttpCallers
 from mediator.http.health import Check, Health
+from mediator.metrics import Metrics
 from mediator.nats.verbs import SendListener, VerbHandler
 from mediator.ops.diagnosis import DoctorCheck
-from mediator.ops.metrics import Metrics
 from mediator.ops.operations import Operations
 from mediator.ops.scheduler import Scheduler
+from mediator.settings.settings import Settings
 from mediator.tenants.directory import TenantDirectory
 
 

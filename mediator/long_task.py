@@ -13,11 +13,11 @@ from typing import Any
 
 import orjson
 
-from mediator.config.settings import Settings
+from mediator.backup import backup
 from mediator.errors import MediatorError
-from mediator.ops.backup import backup
-from mediator.ops.verify.report import verify
 from mediator.parts import backup_scope, installed_settings, verify_checks
+from mediator.settings.settings import Settings
+from mediator.verify.report import verify
 
 TELL_SECONDS = 0.2
 """Between two lines of progress."""

@@ -25,13 +25,13 @@ from mediator.errors import SetupError
 if TYPE_CHECKING:
     import typer
 
-    from mediator.config.settings import Settings
-    from mediator.config.types import PartSettings
+    from mediator.backup import BackupScope
+    from mediator.cleanup.collector import CleanupStep
     from mediator.host import Host
-    from mediator.ops.backup import BackupScope
-    from mediator.ops.collector import CleanupStep
-    from mediator.ops.verify.checks import VerifyCheck
+    from mediator.settings.settings import Settings
+    from mediator.settings.types import PartSettings
     from mediator.store.base import Transaction
+    from mediator.verify.checks import VerifyCheck
 
 GROUP = "mediator.parts"
 
@@ -116,7 +116,7 @@ def find_parts() -> tuple[Part, ...]:
 @cache
 def installed_settings() -> "type[Settings]":
     """Return the settings with a section for each installed part; raises :class:`SetupError` where two collide."""
-    from mediator.config.settings import with_parts
+    from mediator.settings.settings import with_parts
 
     parts = find_parts()
     sections = {part.name: kind for part in parts if (kind := part.settings()) is not None}
@@ -136,7 +136,7 @@ def verify_checks(settings: "Settings") -> "list[VerifyCheck]":
 
 def backup_scope(settings: "Settings") -> "BackupScope":
     """Return what a backup has to know of the installed parts."""
-    from mediator.ops.backup import BackupScope
+    from mediator.backup import BackupScope
 
     parts = find_parts()
     return BackupScope(

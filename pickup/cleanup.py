@@ -2,9 +2,9 @@
 
 from dataclasses import asdict
 
+from mediator.cleanup.collector import CleanupStep, SliceResult
 from mediator.mailboxes.mailbox import Mailbox
 from mediator.mailboxes.planning import PlannedRemoval
-from mediator.ops.collector import CleanupStep, SliceResult
 from mediator.store.base import Transaction
 from pickup.mediation import idle_connections, replays
 from pickup.tables import MediationTables

@@ -11,11 +11,11 @@ from prometheus_client import CollectorRegistry
 
 from mediator.announcer import Announcer
 from mediator.broker import Broker
-from mediator.config.settings import Settings
 from mediator.http.client_address import ClientAddresses
 from mediator.http.guard import Guard
 from mediator.ops.coalescing import CoalescingTask
 from mediator.ops.operations import Operations
+from mediator.settings.settings import Settings
 from mediator.tenants.directory import TenantDirectory
 from pickup import terms_page
 from pickup.access_lists import AccessLists

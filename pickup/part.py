@@ -9,12 +9,12 @@ from mediator.parts import Part
 if TYPE_CHECKING:
     import typer
 
-    from mediator.config.settings import Settings
-    from mediator.config.types import PartSettings
+    from mediator.cleanup.collector import CleanupStep
     from mediator.host import Host
-    from mediator.ops.collector import CleanupStep
-    from mediator.ops.verify.checks import VerifyCheck
+    from mediator.settings.settings import Settings
+    from mediator.settings.types import PartSettings
     from mediator.store.base import Transaction
+    from mediator.verify.checks import VerifyCheck
 
 
 class DidcommPart(Part):

@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
-from mediator.config.types import ANY_CASE, Key, PartSettings, Whole, network
 from mediator.mailboxes.bounds import DAY, SECOND
+from mediator.settings.types import ANY_CASE, Key, PartSettings, Whole, network
 from pickup.mediation.names import canonical
 from pickup.mediation.records import MediationRules, Policy
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import orjson
 
-from mediator.ops.verify.checks import DamageKind, RowCheck, VerifyCheck, orphans
 from mediator.store.rows import Row
+from mediator.verify.checks import DamageKind, RowCheck, VerifyCheck, orphans
 
 _RECONNECT = "Remove the connection (`mediator connections remove NUMBER`), so that the wallet connects again."
 STATE = DamageKind("connection_state", "Connections cannot be read: their wallets get no mail.", _RECONNECT)

@@ -36,7 +36,7 @@ from pipeline.jobs import (
 from pipeline.lake import ARCHIVE, EVENTS, REPORT, table_path
 
 if TYPE_CHECKING:
-    from mediator.config.settings import Settings
+    from mediator.settings.settings import Settings
     from pipeline.lake.sealing import Key
 
 app = CommandGroup(
@@ -61,7 +61,7 @@ _COLUMNS = ("run#", "command", "started", "took#", "outcome", "numbers", "error"
 def ingest(options: SparkOptions) -> None:
     """Bring what the journal has told since the last time into the lake, each event once."""
     with job("ingest", options, creates=True, short=_is_small_journal) as work:
-        from mediator.ops.journal import FOLDER
+        from mediator.journal import FOLDER
         from pipeline.lake import ingest as lake_ingest
 
         _rotate_journal(work.settings.data_dir)
@@ -353,8 +353,8 @@ def _is_small_table(name: str) -> "Callable[[Settings, Path], bool]":
 
 
 def _is_small_journal(settings: "Settings", _lake: Path) -> bool:
-    from mediator.ops.journal import FOLDER
-    from mediator.ops.journal.segments import read_up_to
+    from mediator.journal import FOLDER
+    from mediator.journal.segments import read_up_to
 
     folder = settings.data_dir / FOLDER
     done = read_up_to(folder)

@@ -21,8 +21,8 @@ from mediator.system.extras import install_command
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from mediator.config.settings import Settings
     from mediator.ops.runs.client import RunHistoryClient
+    from mediator.settings.settings import Settings
     from pipeline.lake import ProgressCallback
 
 MAX_CONF = 200

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from mediator.broker import Broker
-from mediator.config.settings import Settings
+from mediator.cleanup.collector import AdaptiveLimit
 from mediator.errors import BadRequestError
 from mediator.mailboxes.ports import Copy
-from mediator.ops.adaptive_limit import AdaptiveLimit
 from mediator.ops.operations import Answer, OperationRequest, Right, operation
 from mediator.ops.schemas import ANY, COUNT, many, obj
 from mediator.ops.store_access import ask_or_use_store
+from mediator.settings.settings import Settings
 from mediator.store.base import Store, Transaction
 
 MAX_COPIES = 750

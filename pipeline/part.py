@@ -12,10 +12,10 @@ from mediator.parts import ForgottenFiles, Part
 if TYPE_CHECKING:
     import typer
 
-    from mediator.config.settings import Settings
-    from mediator.config.types import PartSettings
     from mediator.host import Host
-    from mediator.ops.verify.checks import VerifyCheck
+    from mediator.settings.settings import Settings
+    from mediator.settings.types import PartSettings
+    from mediator.verify.checks import VerifyCheck
 
 
 class PipelinePart(Part):

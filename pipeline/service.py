@@ -17,8 +17,6 @@ import structlog
 from aiohttp import web
 
 from mediator.broker import Broker
-from mediator.config.settings import Settings
-from mediator.config.sources import CONFIG_VARIABLE, ENV_PREFIX, variable_name
 from mediator.console.console import Console
 from mediator.console.pages import Page, Shown, Visit
 from mediator.errors import AlreadyRunningError, BadRequestError, MediatorError, NotAllowedError, UnavailableError
@@ -29,6 +27,8 @@ from mediator.ops.runs.history import SCHEDULED, RunHistory
 from mediator.ops.runs.records import RUN_VARIABLE, Outcome
 from mediator.ops.runs.rules import next_due
 from mediator.ops.schemas import COUNT, FLAG, TEXT, TIME, about, obj, or_null
+from mediator.settings.settings import Settings
+from mediator.settings.sources import CONFIG_VARIABLE, ENV_PREFIX, variable_name
 from mediator.system.child_process import ChildEnd, run_child
 from pipeline.lake import REPORT
 from pipeline.reports import ADDRESSES

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from mediator.config.types import PartSettings, Whole
+from mediator.settings.types import PartSettings, Whole
 
 
 class PipelineSettings(PartSettings):

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from mediator.ops.verify.checks import Damage, DamageKind, Place, Progress, SkippedError, VerifyCheck
 from mediator.system.extras import install_command
+from mediator.verify.checks import Damage, DamageKind, Place, Progress, SkippedError, VerifyCheck
 from pipeline.lake import TABLES, table_path
 
 LAKE = DamageKind(

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 from mediator.ops.diagnosis import Finding, Level
 from mediator.ops.units import format_count
-from mediator.ops.verify.checks import DamageKind, RowCheck, VerifyCheck, orphans
 from mediator.store.rows import Row
 from mediator.system.extras import install_command
+from mediator.verify.checks import DamageKind, RowCheck, VerifyCheck, orphans
 from registry.embedding.models import EmbeddingSpace, missing_extra
 
 if TYPE_CHECKING:

@@ -2,8 +2,8 @@
 
 from dataclasses import asdict
 
+from mediator.cleanup.collector import CleanupStep, SliceResult
 from mediator.mailboxes.planning import PlannedRemoval
-from mediator.ops.collector import CleanupStep, SliceResult
 from mediator.store.base import Transaction
 from registry import rules
 from registry.records import Liveness

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, SecretStr
 from yarl import URL
 
-from mediator.config.types import PartSettings, Whole, network
 from mediator.mailboxes.bounds import DAY
+from mediator.settings.types import PartSettings, Whole, network
 from registry.embedding.models import join_models
 from registry.records import Liveness, MemoryPolicy
 

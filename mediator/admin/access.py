@@ -14,7 +14,6 @@ from urllib.parse import quote, urlsplit
 from aiohttp import hdrs, web
 
 from mediator.admin.sessions import CookieSealer, OperatorSession
-from mediator.config.settings import Settings
 from mediator.errors import (
     ForgedRequestError,
     NotAllowedError,
@@ -25,6 +24,7 @@ from mediator.errors import (
 from mediator.http.callers import HttpCaller, HttpCallers, names_this_machine, says_https
 from mediator.ops.ended_sessions import EndedSessions
 from mediator.ops.operations import ROLES, Actor, Right
+from mediator.settings.settings import Settings
 
 SIGN_IN = "/console/sign-in"
 CSRF_HEADER = "X-CSRF-Token"

@@ -23,8 +23,8 @@ from joserfc import jwt
 from joserfc.errors import JoseError
 from joserfc.jwk import KeySet
 
-from mediator.config.operators import OidcSettings
 from mediator.errors import SignInFailedError, UnreachableError
+from mediator.settings.sections import OidcSettings
 
 KEEP_SECONDS = 3600.0
 """For how long the provider's description and keys are kept; an unknown key is looked for at once."""

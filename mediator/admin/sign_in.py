@@ -11,7 +11,6 @@ from aiohttp import hdrs, web
 from mediator.admin.access import HTML_HEADERS, SIGN_IN, Access
 from mediator.admin.oidc import Challenge, OidcClient
 from mediator.admin.sessions import SESSION_SECONDS
-from mediator.config.settings import Settings
 from mediator.endpoint import Endpoint
 from mediator.errors import (
     MediatorError,
@@ -23,6 +22,7 @@ from mediator.errors import (
 from mediator.http.app import read_post
 from mediator.ops.operations import Actor, Answer, Operation, OperationRequest, Operations, Right, operation
 from mediator.ops.schemas import FLAG, TEXT, about, obj
+from mediator.settings.settings import Settings
 
 CALLBACK = f"{SIGN_IN}/callback"
 BEGIN = f"{SIGN_IN}/oidc"

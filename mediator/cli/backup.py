@@ -13,7 +13,7 @@ from mediator.cli.service import DatabaseUrl
 from mediator.ops.units import format_bytes, format_count, format_time
 
 if TYPE_CHECKING:
-    from mediator.ops.backup_file import BackupManifest
+    from mediator.backup import BackupManifest
     from mediator.store.sqlite_copy import Progress
 
 app = CommandGroup()
@@ -37,7 +37,7 @@ def backup(
     It has everything that was answered with success before the command began.
     """
     settings = options.load(database_url=database_url)
-    from mediator.ops.backup import backup as write
+    from mediator.backup import backup as write
     from mediator.parts import backup_scope
 
     with _progress() as on_progress:
@@ -58,7 +58,7 @@ def restore(file: File, database_url: DatabaseUrl = None, *, options: CommandOpt
     The backup may be of the other kind of database. Numbers that were given out after it are not given again.
     """
     settings = options.load(database_url=database_url)
-    from mediator.ops.backup import restore as read
+    from mediator.backup import restore as read
     from mediator.parts import backup_scope
 
     with _progress() as on_progress:
@@ -85,7 +85,7 @@ def migrate_to(
 ) -> None:
     """Copy the SQLite database of a stopped service into an empty PostgreSQL database, with everything kept."""
     settings = options.load()
-    from mediator.ops.backup import migrate_to as move
+    from mediator.backup import migrate_to as move
 
     with _progress() as on_progress:
         rows = move(settings, url, on_progress=on_progress)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from mediator.cli.errors import CommandError
-from mediator.config.settings import Settings
 from mediator.errors import SetupError
 from mediator.login import Login
 from mediator.mailboxes.address import DEFAULT_TENANT
 from mediator.nats import accounts
 from mediator.ops.units import format_bytes, format_duration
+from mediator.settings.settings import Settings
 from mediator.store.opening import database_path
 
 if TYPE_CHECKING:

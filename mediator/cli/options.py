@@ -28,7 +28,7 @@ from mediator.mailboxes.address import parse_address
 from mediator.ops.units import parse_duration, parse_seconds, parse_time
 
 if TYPE_CHECKING:
-    from mediator.config.settings import Settings
+    from mediator.settings.settings import Settings
 
 T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)

@@ -19,7 +19,7 @@ from mediator.system.private_files import open_file
 
 if TYPE_CHECKING:
     from mediator.app import RunningService
-    from mediator.config.settings import Settings
+    from mediator.settings.settings import Settings
 
 DatabaseUrl = Annotated[
     str | None, typer.Option(metavar="URL", help="postgresql://…; without it an SQLite file in the data directory.")

@@ -16,8 +16,8 @@ def verify(options: CommandOptions) -> None:
     It only reads, beside a running service or without one.
     """
     settings = options.load()
-    from mediator.ops.verify.report import verify as run
     from mediator.parts import verify_checks
+    from mediator.verify.report import verify as run
 
     with output.progress("{task.percentage:>3.0f} %") as progress:
         bar = progress.add_task("verify", total=1.0)

@@ -9,8 +9,6 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from mediator.broker import Broker
-from mediator.config.sections import GatewaySettings, PushSettings
-from mediator.config.settings import Settings
 from mediator.endpoint import Endpoint
 from mediator.errors import SetupError
 from mediator.gateway import broadcasts
@@ -29,13 +27,15 @@ from mediator.gateway.subscriptions import (
 )
 from mediator.http.health import Health
 from mediator.mailboxes.bounds import DAY
+from mediator.metrics import Metrics
 from mediator.nats.connection import NatsConnection, Upstreams
 from mediator.nats.door import Door
 from mediator.nats.opening import make_account_map
 from mediator.nats.subjects import OPEN, BroadcastSubject, MailboxSubject, PublicListSubject, Subject
 from mediator.nats.tls_files import TlsFiles, server_context
 from mediator.nats.verbs import Verb
-from mediator.ops.metrics import Metrics
+from mediator.settings.sections import GatewaySettings, PushSettings
+from mediator.settings.settings import Settings
 from mediator.tenants.directory import TenantDirectory
 
 BACKLOG: Final = 4096

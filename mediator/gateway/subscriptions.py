@@ -12,7 +12,6 @@ from typing import Final
 import structlog
 
 from mediator.broker import Broker
-from mediator.config.sections import PushSettings
 from mediator.errors import BadRequestError, BusyError, MediatorError, QuotaExceededError, UnavailableError
 from mediator.fields import has_controls
 from mediator.gateway.broadcasts import BroadcastHub
@@ -38,6 +37,7 @@ from mediator.nats.subjects import (
     MailboxSubject,
     PublicListSubject,
 )
+from mediator.settings.sections import PushSettings
 
 _FIRST: Final = ("urgent", "urgent", "normal", "notify")
 _SECOND: Final = ("critical", "urgent")

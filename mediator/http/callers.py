@@ -19,13 +19,13 @@ from urllib.parse import urlsplit
 from aiohttp import hdrs, web
 from multidict import MultiMapping
 
-from mediator.config.operators import OperatorToken
-from mediator.config.settings import Settings
 from mediator.endpoint import Endpoint
 from mediator.errors import NotAuthenticatedError, SetupError, TooManyAttemptsError
 from mediator.http.client_address import ClientAddresses, parse_address
 from mediator.http.connections import Address
 from mediator.mailboxes.address import DEFAULT_TENANT
+from mediator.settings.sections import OperatorToken
+from mediator.settings.settings import Settings
 from mediator.system.private_files import OTHERS, make_folder, make_secret
 from mediator.tenants.directory import TenantDirectory, digest_of
 

@@ -23,8 +23,8 @@ from mediator.mcp.callers import TENANT, Callers
 from mediator.ops.control import send_command
 
 if TYPE_CHECKING:
-    from mediator.config.settings import Settings
-    from mediator.config.tenants import TenantSettings
+    from mediator.settings.sections import TenantSettings
+    from mediator.settings.settings import Settings
 
 PATH = "/mcp"
 MAX_BODY = 1024 * 1024

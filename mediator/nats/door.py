@@ -24,6 +24,7 @@ from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.message import Draft
 from mediator.mailboxes.sending import Send
 from mediator.mailboxes.settling import Ack, Extend, Nack
+from mediator.metrics import OK, Metrics
 from mediator.nats import batches, replies, requests
 from mediator.nats.accounts import AccountMap
 from mediator.nats.admission import AdmissionPool
@@ -36,7 +37,6 @@ from mediator.nats.editions.verbs import EditionVerbs
 from mediator.nats.reply_queue import ReplyQueue
 from mediator.nats.subjects import API, SELF_TEST, Edition, split_request
 from mediator.nats.verbs import SETTLE_VERBS, ImmediateVerb, MailboxVerbs, SendListener, SettleVerb, Verb, VerbCall
-from mediator.ops.metrics import OK, Metrics
 from mediator.request_ids import RequestScope
 from mediator.store.writer import Done
 

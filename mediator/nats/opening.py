@@ -10,9 +10,9 @@ from dataclasses import replace
 import structlog
 
 from mediator.broker import Broker
-from mediator.config.settings import Settings
 from mediator.endpoint import Endpoint
 from mediator.mailboxes.address import DEFAULT_TENANT
+from mediator.metrics import Metrics
 from mediator.nats import accounts, control_messages
 from mediator.nats.accounts import AccountMap, AccountUser, TenantAccount
 from mediator.nats.announcements import Announcements, WakeAnnouncer
@@ -21,7 +21,7 @@ from mediator.nats.door import Door, DoorOptions
 from mediator.nats.replies import payload_limit
 from mediator.nats.server import NatsServer
 from mediator.nats.verbs import ImmediateVerb, SendListener, Verb
-from mediator.ops.metrics import Metrics
+from mediator.settings.settings import Settings
 from mediator.store.base import Store
 from mediator.tenants.directory import TenantDirectory
 

@@ -11,12 +11,12 @@ from prometheus_client import CollectorRegistry
 from mediator import __version__
 from mediator.announcer import Announcer
 from mediator.broker import Broker
-from mediator.config.settings import Settings
 from mediator.http.health import Health
-from mediator.ops.journal import FOLDER as JOURNAL_FOLDER
+from mediator.journal import FOLDER as JOURNAL_FOLDER
 from mediator.ops.operations import Answer, OperationRequest, Operations, Right, operation
 from mediator.ops.sampling import COLUMNS, KEPT, LOOKED_AT, Sample, Sampler
 from mediator.ops.schemas import ADDRESS, COUNT, FLAG, TEXT, TIME, about, many, obj, or_null, table
+from mediator.settings.settings import Settings
 from mediator.store.opening import database_path
 
 TOPIC: Final = "seen"

@@ -8,11 +8,11 @@ import orjson
 import structlog
 
 from mediator.broker import Broker
+from mediator.cleanup.collector import CleanupStep, SliceResult
 from mediator.errors import MediatorError, NotAllowedError
 from mediator.mailboxes.address import DEFAULT_TENANT, redact
 from mediator.mailboxes.bounds import DAY
 from mediator.mailboxes.events import Event, EventType
-from mediator.ops.collector import CleanupStep, SliceResult
 from mediator.ops.operations import (
     Actor,
     Answer,

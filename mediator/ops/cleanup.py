@@ -16,15 +16,15 @@ from typing import Any
 import structlog
 
 from mediator.broker import Broker, wall_clock
-from mediator.config.settings import Settings
+from mediator.cleanup.clock import ClockRecord
+from mediator.cleanup.collector import CleanupStep, Collector
 from mediator.errors import MediatorError, SetupError
 from mediator.mailboxes.bounds import DAY
 from mediator.ops.audit import OldAudits
-from mediator.ops.clock import ClockRecord
-from mediator.ops.collector import CleanupStep, Collector
 from mediator.ops.ended_sessions import OldEndedSessions
 from mediator.ops.scheduler import PASS_SECONDS
 from mediator.ops.store_access import ask_or_do, ask_service, open_broker
+from mediator.settings.settings import Settings
 
 Say = Callable[[str], None]
 Give = Callable[[dict[str, Any]], None]

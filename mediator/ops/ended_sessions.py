@@ -9,10 +9,10 @@ from typing import Final
 
 from mediator.announcer import Announcer
 from mediator.broker import Broker
+from mediator.cleanup.collector import CleanupStep, SliceResult
 from mediator.errors import BusyError
 from mediator.mailboxes.bounds import DAY
 from mediator.ops.coalescing import CoalescingTask
-from mediator.ops.collector import CleanupStep, SliceResult
 from mediator.store.base import Transaction
 from mediator.store.session import Table
 

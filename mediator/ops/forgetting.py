@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from getpass import getuser
 
 from mediator.broker import Broker
-from mediator.config.settings import Settings
+from mediator.cleanup.collector import CleanupStep
 from mediator.errors import BadRequestError
 from mediator.mailboxes import collecting, creating
 from mediator.mailboxes.address import PUBLIC, writable_address
@@ -14,11 +14,11 @@ from mediator.mailboxes.mailbox import Mailbox
 from mediator.mailboxes.send_only import is_send_only
 from mediator.mailboxes.showing import remove
 from mediator.ops.audit import AuditLog
-from mediator.ops.collector import CleanupStep
 from mediator.ops.mailbox_operations import read_place
 from mediator.ops.operations import Actor, Answer, OperationRequest, Operations, Right, operation
 from mediator.ops.schemas import ADDRESS, COUNT, PLACE, TEXTS, about, obj, table
 from mediator.ops.store_access import open_broker
+from mediator.settings.settings import Settings
 from mediator.store.base import Transaction
 
 FORGET_SECONDS = 3600.0

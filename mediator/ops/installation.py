@@ -9,9 +9,9 @@ from pathlib import Path
 from cryptography import x509
 
 from mediator.errors import MediatorError, StoreDamagedError
+from mediator.journal.segments import read_gaps
 from mediator.mailboxes.bounds import DAY
 from mediator.ops.diagnosis import Finding, Level
-from mediator.ops.journal.segments import read_gaps
 from mediator.ops.units import format_bytes, format_count, format_time
 from mediator.store.base import Integrity
 from mediator.store.opening import database_path

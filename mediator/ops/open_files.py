@@ -4,8 +4,8 @@ from typing import Any, Final
 
 import structlog
 
-from mediator.config.settings import Settings
 from mediator.http.connections import RESERVE
+from mediator.settings.settings import Settings
 from mediator.system import descriptors
 
 GATEWAY: Final = "gateway.max_connections"

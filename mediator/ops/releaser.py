@@ -5,12 +5,12 @@ import time
 from collections.abc import Callable
 
 from mediator.broker import Broker
+from mediator.cleanup.collector import AdaptiveLimit
 from mediator.mailboxes import sending
 from mediator.mailboxes.ports import Transaction
 from mediator.mailboxes.sending import Released
-from mediator.ops.adaptive_limit import AdaptiveLimit
+from mediator.metrics import Metrics
 from mediator.ops.coalescing import CoalescingTask
-from mediator.ops.metrics import Metrics
 from mediator.store.writer import Committed
 
 SLICE_SECONDS = 0.0015

@@ -3,9 +3,9 @@
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,16 +15,25 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 
 from mediator.broker import Broker
-from mediator.config.sections import CleanupSettings
+from mediator.cleanup.clock import ClockRecord
+from mediator.cleanup.collector import CleanupStep, Collector
+from mediator.cleanup.history import KEPT, MINUTE, CleanupHistory, CleanupPasses
 from mediator.errors import MediatorError
-from mediator.ops.cleanup_history import CleanupHistoryOperations
-from mediator.ops.clock import ClockRecord
+from mediator.metrics import Metrics
 from mediator.ops.coalescing import CoalescingTask
-from mediator.ops.collector import CleanupStep, Collector
-from mediator.ops.metrics import Metrics
-from mediator.ops.operations import Answer, OperationRequest, Operations, Right, operation
+from mediator.ops.operations import (
+    Answer,
+    OperationRequest,
+    Operations,
+    Right,
+    operation,
+    read_number,
+    read_optional_number,
+)
 from mediator.ops.releaser import Releaser
-from mediator.ops.schemas import ANY, COUNT, FLAG, TEXT, TIME, many, obj, or_null, table
+from mediator.ops.schemas import ANY, COUNT, FLAG, TEXT, TIME, Schema, limit, many, obj, or_null, table, whole
+from mediator.settings.sections import CleanupSettings
+from mediator.store.base import Transaction
 from mediator.system.freezes import steady_clock
 
 BEAT_SECONDS = 1
@@ -35,9 +44,21 @@ SET_BACK = 500
 PASS_SECONDS = 3600.0
 """Time limit of a requested pass of the clean-up."""
 
+MAX_LISTED = 1000
+MAX_HOURS = 7 * 24
+HOUR = 60 * MINUTE
+
 Work = Callable[[], Awaitable[None]]
 
 _log = structlog.get_logger("scheduler")
+
+_ABOUT: dict[str, Schema] = {
+    "passes": COUNT,
+    "seconds": {"type": "number"},
+    "removed": table(COUNT),
+    "failed": COUNT,
+    "error": TEXT,
+}
 
 
 @dataclass(slots=True)
@@ -287,3 +308,72 @@ class Scheduler:
     )
     async def _list_jobs(self, _request: OperationRequest) -> dict[str, Any]:
         return {"jobs": [state.describe() for state in self._states]}
+
+
+class CleanupHistoryOperations:
+    """The operations ``cleanup-history`` and ``cleanup-hours``. Times in answers are Unix seconds."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    @operation(
+        "cleanup-history",
+        Right.READ,
+        "What passes of the clean-up removed, by instance and minute, the newest first",
+        obj(minutes=many(obj(no=COUNT, instance=TEXT, at=TIME, **_ABOUT)), more=FLAG),
+        fields={
+            "before": or_null(whole("Minutes older than this one.", 0, 2**63 - 1)),
+            "limit": limit(MAX_LISTED),
+        },
+        path="/cleanup/history",
+    )
+    async def _list(self, request: OperationRequest) -> Answer:
+        limit, before = (
+            read_number(request, "limit", 1, MAX_LISTED),
+            read_optional_number(request, "before", 0, 2**63 - 1),
+        )
+        found = await self._newest(before, limit + 1)
+        minutes = [{"no": no, "instance": one.instance, **_described(one)} for no, one in found[:limit]]
+        return {"minutes": minutes, "more": len(found) > limit}
+
+    @operation(
+        "cleanup-hours",
+        Right.READ,
+        "What the clean-up of all instances removed in each of the last hours, the oldest first",
+        obj(hours=many(obj(at=TIME, **_ABOUT))),
+        fields={"hours": whole("How many hours, this one among them.", 1, MAX_HOURS, default=48)},
+        path="/cleanup/hours",
+    )
+    async def _sum_up(self, request: OperationRequest) -> Answer:
+        this = self._broker.clock() // HOUR
+        first = this - read_number(request, "hours", 1, MAX_HOURS) + 1
+
+        def sum_up(tx: Transaction, _now: int) -> list[Answer]:
+            return _by_hour((one for _, one in tx.table(CleanupHistory).newest(None, KEPT)), first, this)
+
+        return {"hours": await self._broker.read(sum_up)}
+
+    async def _newest(self, before: int | None, limit: int) -> list[tuple[int, CleanupPasses]]:
+        return await self._broker.read(lambda tx, _now: tx.table(CleanupHistory).newest(before, limit))
+
+
+def _by_hour(passes: Iterable[CleanupPasses], first: int, last: int) -> list[Answer]:
+    """Sum up by hours since the epoch, from ``first`` to ``last``; ``passes`` are the newest first."""
+    hours = {hour: CleanupPasses("", hour * HOUR, 0, {}, 0) for hour in range(first, last + 1)}
+    for one in passes:
+        hour = one.started_at // HOUR
+        if hour in hours:
+            known = hours[hour]
+            hours[hour] = replace(known.joined(one), error=known.error or one.error)
+    return [_described(one) for one in hours.values()]
+
+
+def _described(one: CleanupPasses) -> Answer:
+    return {
+        "at": one.started_at / 1000,
+        "passes": one.passes,
+        "seconds": one.took / 1000,
+        "removed": dict(one.removed),
+        "failed": one.failed,
+        "error": one.error,
+    }

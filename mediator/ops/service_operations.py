@@ -8,9 +8,9 @@ from dataclasses import asdict
 
 from mediator import __version__
 from mediator.broker import Broker
-from mediator.config.settings import Settings
 from mediator.errors import UnavailableError
 from mediator.http.health import Health, HealthReport
+from mediator.journal import FOLDER as JOURNAL_FOLDER
 from mediator.mailboxes.address import DEFAULT_TENANT
 from mediator.ops.diagnosis import DoctorCheck, Finding, Level
 from mediator.ops.installation import (
@@ -21,10 +21,10 @@ from mediator.ops.installation import (
     file_findings,
     journal_findings,
 )
-from mediator.ops.journal import FOLDER as JOURNAL_FOLDER
 from mediator.ops.operations import Answer, OperationRequest, Right, operation
 from mediator.ops.schemas import COUNT, FINDINGS, FLAG, LOGIN, TEXT, TIME, about, obj, or_null, table
 from mediator.ops.units import format_time
+from mediator.settings.settings import Settings
 from mediator.store.base import Integrity
 from mediator.tenants.directory import TenantDirectory
 

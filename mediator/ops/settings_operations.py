@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import structlog
 
-from mediator.config.settings import TOKENS, Settings
 from mediator.errors import BadRequestError, SetupError
 from mediator.ops.operations import Answer, OperationRequest, Right, operation
 from mediator.ops.schemas import ANY, TEXT, TEXTS, about, many, obj
+from mediator.settings.settings import TOKENS, Settings
 
 _log = structlog.get_logger("operators")
 

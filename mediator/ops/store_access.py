@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from mediator.broker import Broker
-from mediator.config.settings import Settings
 from mediator.errors import SetupError, StoreHeldError, UnavailableError
+from mediator.journal.writer import JournalWriter
+from mediator.metrics import Metrics
 from mediator.ops.control import ANSWER_SECONDS, send_command
-from mediator.ops.journal.writer import JournalWriter
-from mediator.ops.metrics import Metrics
 from mediator.ops.operations import Answer
+from mediator.settings.settings import Settings
 from mediator.store.base import Store
 from mediator.store.opening import database_path, open_store
 

@@ -9,10 +9,10 @@ from typing import Any, Final
 import bcrypt
 
 from mediator.broker import Broker
-from mediator.config.settings import Settings
 from mediator.errors import BadRequestError, NoSuchTenantError
 from mediator.ops.operations import Answer, OperationRequest, Right, operation, read_number, read_text
 from mediator.ops.schemas import COUNT, FLAG, TEXT, TEXTS, TIME, about, limit, many, obj, once, or_null, table, whole
+from mediator.settings.settings import Settings
 from mediator.store.base import Transaction
 from mediator.tenants import rules
 from mediator.tenants.directory import TenantDirectory, digest_of

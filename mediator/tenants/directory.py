@@ -13,10 +13,10 @@ from typing import Self
 import bcrypt
 import structlog
 
-from mediator.config.settings import Settings
 from mediator.errors import QuotaExceededError
 from mediator.mailboxes.address import DEFAULT_TENANT
 from mediator.mailboxes.bounds import Quota
+from mediator.settings.settings import Settings
 from mediator.store.base import Store
 from mediator.tenants.records import Tenant, TenantToken, TenantUser
 from mediator.tenants.rules import KeptTenants, SettingsClaims

@@ -4,10 +4,10 @@ from typing import Any
 
 from opentelemetry.trace import Span
 
+from mediator.metrics import OK
 from mediator.nats.client import Request
 from mediator.nats.door import Door
 from mediator.nats.subjects import split_request
-from mediator.ops.metrics import OK
 from mediator.tracing.spans import Tracing, fail, messaging, use
 
 _TYPES = {"SEND": "send", "BATCH": "send", "FETCH": "receive", "ACK": "settle", "NACK": "settle", "CREATE": "create"}

@@ -12,10 +12,10 @@ from typing import Final
 import structlog
 from aiohttp import web
 
-from mediator.config.sections import OtelSettings
 from mediator.errors import SetupError
 from mediator.gateway.subscription import EncodedMessage, MessageEncoder
 from mediator.nats.door import Door
+from mediator.settings.sections import OtelSettings
 from mediator.store.writer import Writer
 from mediator.system.extras import install_command
 from mediator.trace_hooks import NO_TRACE, TraceHooks

@@ -24,9 +24,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, LongType, MapType, StringType, StructField, StructType, TimestampType
 
 from mediator.errors import SetupError
-from mediator.ops.journal.lines import COLUMNS
-from mediator.ops.journal.segments import FINAL, closed_segments, mark_read, read_up_to
-from mediator.ops.journal.segments import GAPS as GAPS_FILE
+from mediator.journal.segments import COLUMNS, FINAL, closed_segments, mark_read, read_up_to
+from mediator.journal.segments import GAPS as GAPS_FILE
 from mediator.ops.units import format_count
 from pipeline.lake import EVENTS as EVENTS_TABLE
 from pipeline.lake import GAPS as GAPS_TABLE
@@ -271,7 +270,7 @@ def read_lines(spark: SparkSession, files: Sequence[Segment]) -> DataFrame:
     """Return all lines of files, valid or not.
 
     Columns: ``file``, ``block`` (where in it Spark began to read), ``raw``; ``reason``, null for a good line; of a good
-    one ``instance``, ``seq``, ``tenant`` and the lists of :data:`mediator.ops.journal.lines.COLUMNS`.
+    one ``instance``, ``seq``, ``tenant`` and the lists of :data:`mediator.journal.segments.COLUMNS`.
     """
     text = spark.read.option("lineSep", "\n").text([spark_path(segment.path) for segment in files])
     # A truncated line, or two merged into one, closes the object too early or not at all: then ``end`` is missing.

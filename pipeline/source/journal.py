@@ -18,8 +18,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailable
 from pyspark.sql.types import StructType
 
 from mediator.errors import BadRequestError, DamagedError
-from mediator.ops.journal.lines import COLUMNS
-from mediator.ops.journal.segments import ACTIVE, FINAL, GAPS, Line, read_gaps
+from mediator.journal.segments import ACTIVE, COLUMNS, FINAL, GAPS, Line, read_gaps
 from pipeline.source import hide_tracebacks
 from pipeline.source.options import (
     EARLIEST,

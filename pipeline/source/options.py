@@ -16,7 +16,7 @@ from mediator.mailboxes.address import DEFAULT_TENANT, parse_address
 from pipeline.source.schema import NAMES, check_names
 
 if TYPE_CHECKING:
-    from mediator.config.settings import Settings
+    from mediator.settings.settings import Settings
 
 BATCH = (
     "data.dir",

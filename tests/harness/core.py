@@ -10,21 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from mediator.broker import Broker
-from mediator.config.sections import CleanupSettings
-from mediator.config.settings import Settings
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.creating import Create
 from mediator.mailboxes.message import Draft, Message
 from mediator.mailboxes.ports import Filter
 from mediator.mailboxes.querying import Query
 from mediator.mailboxes.sending import Send
+from mediator.metrics import Metrics
 from mediator.ops.audit import AuditLog
 from mediator.ops.control import ControlServer, send_command
 from mediator.ops.mailbox_operations import find_address
-from mediator.ops.metrics import Metrics
 from mediator.ops.operations import Operations
 from mediator.ops.scheduler import Scheduler
 from mediator.parts import installed_settings
+from mediator.settings.sections import CleanupSettings
+from mediator.settings.settings import Settings
 from mediator.store.opening import database_path
 from mediator.store.sqlite import SqliteStore
 from pickup.cleanup import OldReplays, UnusedConnections

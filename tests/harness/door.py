@@ -14,19 +14,19 @@ import pytest
 from nats.aio.client import Client
 
 from mediator.broker import Broker
-from mediator.config.sections import GatewaySettings, PushSettings
 from mediator.endpoint import Endpoint
 from mediator.errors import MediatorError
 from mediator.gateway.server import Gateway, push_verbs, run_gateway
 from mediator.mailboxes import sending
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.lanes import Lane
+from mediator.metrics import Metrics
 from mediator.nats.accounts import AccountMap, AccountUser, TenantAccount
 from mediator.nats.connection import NatsConnection, Upstreams, connect
 from mediator.nats.door import Door, DoorOptions
 from mediator.nats.replies import message_limit, payload_limit
 from mediator.nats.server import DEFAULT_TENANTS, NatsServer
-from mediator.ops.metrics import Metrics
+from mediator.settings.sections import GatewaySettings, PushSettings
 from mediator.store.base import Store
 from mediator.store.sqlite import SqliteStore
 from tests.harness.clock import ShiftedClock

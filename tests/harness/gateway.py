@@ -9,10 +9,10 @@ from typing import Any
 
 from nats.aio.client import Client
 
-from mediator.config.sections import PushSettings
 from mediator.gateway.server import Gateway
 from mediator.nats.accounts import TenantAccount
 from mediator.nats.server import DEFAULT_TENANTS, NatsServer
+from mediator.settings.sections import PushSettings
 from mediator.store.base import Store
 from tests.harness.door import PATIENCE, PUSH, Service, serving
 

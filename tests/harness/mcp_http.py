@@ -8,12 +8,12 @@ from typing import Any
 import httpx
 from starlette.types import ASGIApp
 
-from mediator.config.settings import Settings
 from mediator.endpoint import Endpoint
 from mediator.login import Login
 from mediator.mcp.callers import Callers
 from mediator.mcp.http import build_app, choose_logins
 from mediator.mcp.server import build_server
+from mediator.settings.settings import Settings
 
 
 def application(settings: Settings, endpoint: Endpoint, given: Login) -> ASGIApp:

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mediator.ops.verify.checks import Place
-from mediator.ops.verify.mailboxes import mailbox_checks
-from mediator.ops.verify.report import VerifyReport, verify
 from mediator.parts import verify_checks
 from mediator.store.base import Store
 from mediator.store.snapshots import Ask
+from mediator.verify.checks import Place
+from mediator.verify.database import mailbox_checks
+from mediator.verify.report import VerifyReport, verify
 from pickup.verify import mediation_checks
 from registry.checks import registry_checks
 from tests.harness.core import make_settings

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from mediator.config.settings import Settings
 from mediator.errors import SetupError, UnavailableError
 from mediator.mailboxes.ports import Copy
 from mediator.ops.store_access import ask_or_use_store
+from mediator.settings.settings import Settings
 from mediator.store.opening import database_path
 from mediator.store.sqlite import SqliteStore
 from pipeline import outbox as outbox_module

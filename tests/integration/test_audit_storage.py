@@ -15,6 +15,7 @@ from aiohttp import ClientSession
 
 from mediator.app import open_service
 from mediator.broker import Broker, wall_clock
+from mediator.cleanup.collector import Collector
 from mediator.cli import main
 from mediator.errors import (
     MediatorError,
@@ -25,6 +26,8 @@ from mediator.errors import (
     UnavailableError,
 )
 from mediator.http.callers import read_local_token
+from mediator.journal import events
+from mediator.journal.writer import JournalWriter
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.creating import Create
 from mediator.mailboxes.fetching import Deliver, Fetch
@@ -34,11 +37,8 @@ from mediator.mailboxes.message import Draft, Message
 from mediator.mailboxes.querying import Query
 from mediator.mailboxes.sending import Send
 from mediator.mailboxes.settling import Ack
-from mediator.ops.collector import Collector
+from mediator.metrics import Metrics
 from mediator.ops.control import send_command
-from mediator.ops.journal import events
-from mediator.ops.journal.writer import JournalWriter
-from mediator.ops.metrics import Metrics
 from mediator.store import sqlite as sqlite_module
 from mediator.store.log_space import AHEAD, STEP
 from mediator.store.sqlite import SqliteStore

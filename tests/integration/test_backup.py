@@ -19,16 +19,16 @@ from typing import Any
 
 import pytest
 
+from mediator.backup import MIN_SKIP, backup, migrate_to, restore
 from mediator.cli import main
-from mediator.config.settings import Settings
 from mediator.errors import SchemaError, SetupError, StoreDamagedError, StoreHeldError, UnavailableError
+from mediator.journal import FOLDER as JOURNAL
+from mediator.journal.segments import encode
 from mediator.mailboxes.events import Event, EventType
 from mediator.mailboxes.fetching import Deliver
 from mediator.mailboxes.lanes import Lane
-from mediator.ops.backup import MIN_SKIP, backup, migrate_to, restore
-from mediator.ops.journal import FOLDER as JOURNAL
-from mediator.ops.journal.lines import encode
 from mediator.parts import backup_scope
+from mediator.settings.settings import Settings
 from mediator.store.base import Store
 from mediator.store.opening import DATABASE_FILE, open_store
 from tests.harness.agents import SPACE, Agency, registration

@@ -13,18 +13,18 @@ import orjson
 import pytest
 
 from mediator.broker import Broker
-from mediator.config.sections import CleanupSettings
-from mediator.config.settings import Settings
 from mediator.errors import SetupError, StoreHeldError, UnavailableError
+from mediator.journal import FOLDER, events
+from mediator.journal.segments import expand
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.creating import Create
 from mediator.mailboxes.events import EventType
 from mediator.mailboxes.message import Draft
 from mediator.mailboxes.sending import Send
 from mediator.ops import cleanup, store_access
-from mediator.ops.journal import FOLDER, events
-from mediator.ops.journal.lines import expand
 from mediator.parts import cleanup_steps
+from mediator.settings.sections import CleanupSettings
+from mediator.settings.settings import Settings
 from mediator.store.base import Store
 from mediator.store.opening import database_path, open_store
 from mediator.store.sqlite import SqliteStore

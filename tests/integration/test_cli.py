@@ -24,8 +24,8 @@ from typing import Any
 import pytest
 
 from mediator.cli import main
+from mediator.journal.segments import GAPS
 from mediator.nats.server import find_binary
-from mediator.ops.journal.segments import GAPS
 from tests.harness.service import Service, free_port
 from tests.harness.waiting import block_until
 

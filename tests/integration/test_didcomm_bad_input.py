@@ -23,8 +23,8 @@ from mediator.http.app import build_app
 from mediator.http.health import Health
 from mediator.http.server import HttpServer
 from mediator.mailboxes.bounds import Bounds
+from mediator.metrics import Metrics
 from mediator.ops.control import ControlServer, send_command
-from mediator.ops.metrics import Metrics
 from mediator.ops.operations import Operations
 from mediator.store.base import Store
 from mediator.store.opening import database_path

@@ -16,7 +16,7 @@ from mediator.errors import BusyError, EnvelopeError, NotEnrolledError
 from mediator.http.app import MAX_BODY, build_app
 from mediator.http.health import Health
 from mediator.http.server import HttpServer
-from mediator.ops.metrics import Metrics
+from mediator.metrics import Metrics
 from pickup import transports, websocket
 from pickup.cors import CrossOrigin
 from pickup.dispatcher import TransportChannel

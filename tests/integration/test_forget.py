@@ -13,16 +13,16 @@ import pytest
 from mediator.broker import Broker
 from mediator.cli import main
 from mediator.errors import BadRequestError
+from mediator.journal.writer import JournalWriter
 from mediator.mailboxes import sending
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.message import Draft
 from mediator.mailboxes.querying import Query
 from mediator.mailboxes.sending import Send
+from mediator.metrics import Metrics
 from mediator.ops.audit import AuditLog
 from mediator.ops.forgetting import Forgetting
-from mediator.ops.journal.writer import JournalWriter
 from mediator.ops.mailbox_operations import MailboxOperations, find_address
-from mediator.ops.metrics import Metrics
 from mediator.ops.operations import Actor, Operations, Right
 from mediator.parts import cleanup_steps, find_parts
 from mediator.store.base import Store

@@ -11,7 +11,6 @@ import nats
 import nats.errors
 import pytest
 
-from mediator.config.sections import PushSettings
 from mediator.errors import UnavailableError
 from mediator.mailboxes.creating import get_live_mailbox
 from mediator.mailboxes.message import Draft
@@ -19,6 +18,7 @@ from mediator.mailboxes.sending import Send
 from mediator.mailboxes.window import WINDOW
 from mediator.nats.accounts import AccountUser, TenantAccount
 from mediator.nats.connection import NatsConnection
+from mediator.settings.sections import PushSettings
 from mediator.store.base import Transaction
 from tests.harness.door import Service
 from tests.harness.gateway import House, gateway

@@ -11,18 +11,18 @@ import nats
 import pytest
 from nats.errors import NoRespondersError
 
-from mediator.config.sections import GatewaySettings
 from mediator.endpoint import Endpoint
 from mediator.errors import SetupError
 from mediator.gateway import connection
 from mediator.gateway.protocol import MAX_UNFINISHED
 from mediator.gateway.server import run_gateway, upstream
 from mediator.mailboxes.bounds import Bounds
+from mediator.metrics import Metrics
 from mediator.nats.accounts import AccountUser, TenantAccount
 from mediator.nats.connection import Upstreams
 from mediator.nats.door import DoorOptions
 from mediator.nats.frames import MAX_LINE
-from mediator.ops.metrics import Metrics
+from mediator.settings.sections import GatewaySettings
 from tests.harness.certificates import issue
 from tests.harness.door import PUSH, joined
 from tests.harness.external import nats_server

@@ -18,7 +18,7 @@ from mediator.errors import NoSuchMailboxError, QuotaExceededError, SetupError, 
 from mediator.http.app import MAX_BODY, Exposition, build_app
 from mediator.http.health import Health
 from mediator.http.server import MAX_HEADER, MAX_HEADERS, MAX_LINE, HttpServer
-from mediator.ops.metrics import Metrics
+from mediator.metrics import Metrics
 from tests.harness.waiting import PATIENCE
 
 LOOPBACK = Endpoint("127.0.0.1", 0)

@@ -16,7 +16,7 @@ from mediator.http.app import build_app
 from mediator.http.direct import MAX_DIRECT, DirectAnswer, DirectRequest
 from mediator.http.health import Health
 from mediator.http.server import HttpServer
-from mediator.ops.metrics import Metrics
+from mediator.metrics import Metrics
 
 PATIENCE = 10.0
 Answerer = Callable[[bytes], Awaitable[DirectAnswer]]

@@ -17,8 +17,11 @@ from typing import Any
 import pytest
 
 from mediator.broker import Broker, wall_clock
-from mediator.config.sections import JournalSettings
 from mediator.errors import SetupError, UnavailableError
+from mediator.journal import FOLDER, events
+from mediator.journal import writer as journal_module
+from mediator.journal.segments import ACTIVE, Segments, closed_segments, read_gaps, read_segment
+from mediator.journal.writer import JournalWriter
 from mediator.mailboxes import collecting, sending
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.creating import Create
@@ -30,13 +33,10 @@ from mediator.mailboxes.message import Draft
 from mediator.mailboxes.ports import LeasePlace, Transaction
 from mediator.mailboxes.sending import Send
 from mediator.mailboxes.settling import Ack
+from mediator.metrics import Metrics
 from mediator.ops.audit import AuditLog
-from mediator.ops.journal import FOLDER, events
-from mediator.ops.journal import writer as journal_module
-from mediator.ops.journal.segments import ACTIVE, Segments, closed_segments, read_gaps, read_segment
-from mediator.ops.journal.writer import JournalWriter
-from mediator.ops.metrics import Metrics
 from mediator.ops.operations import Actor, Operation, Operations, Right
+from mediator.settings.sections import JournalSettings
 from mediator.store.base import Place, Store
 from mediator.store.sqlite import SqliteStore
 from tests.harness.postgres import Server

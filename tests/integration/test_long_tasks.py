@@ -10,9 +10,8 @@ from typing import Any
 import jsonschema
 import pytest
 
+from mediator.backup import WORKING, BackupFile
 from mediator.errors import AlreadyRunningError, BadRequestError, NotAllowedError
-from mediator.ops.backup import WORKING
-from mediator.ops.backup_file import BackupFile
 from mediator.ops.long_tasks.operations import LongTaskOperations
 from mediator.ops.long_tasks.runner import LongTasks, settings_as_json
 from mediator.ops.operations import ROLES, Actor, Operations

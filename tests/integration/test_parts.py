@@ -16,7 +16,7 @@ PART = '''
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from mediator.config.types import PartSettings
+from mediator.settings.types import PartSettings
 from mediator.parts import Part
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import orjson
 import pytest
 
-from mediator.config.settings import Settings
 from mediator.errors import SetupError, StoreHeldError, UnavailableError
 from mediator.ops import store_access
 from mediator.ops.runs.client import RunHistoryClient
 from mediator.ops.runs.commands import RunOperations
 from mediator.ops.runs.history import RunHistory
 from mediator.ops.runs.records import RUN_VARIABLE, Outcome
+from mediator.settings.settings import Settings
 from mediator.store.opening import database_path
 from mediator.store.sqlite import SqliteStore
 from pipeline.jobs import record_run

@@ -10,10 +10,10 @@ import pytest
 from multidict import CIMultiDict
 
 from mediator.announcer import Announcer
-from mediator.config.settings import Settings
 from mediator.errors import BadRequestError, NoSuchAgentError
 from mediator.http.callers import HttpCallers
 from mediator.nats.client import Request, find_client
+from mediator.settings.settings import Settings
 from mediator.tenants.directory import TenantDirectory, digest_of
 from mediator.tenants.records import Tenant, TenantToken, TenantUser
 from registry.index.ranking import MEMORY

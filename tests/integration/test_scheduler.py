@@ -197,7 +197,7 @@ async def test_a_message_removed_beside_its_lease_leaves_none(tmp_path: Path, mo
         home.clock.ahead += MINUTE
         await home.broker.delete(TENANT, BOX, 0)
         assert (await home.ask("cleanup"))["removed"] == {}
-        monkeypatch.setattr("mediator.ops.collector.LEASE_ROUND", 0)
+        monkeypatch.setattr("mediator.cleanup.collector.LEASE_ROUND", 0)
         assert (await home.ask("cleanup"))["removed"] == {"leases": 1}
 
 

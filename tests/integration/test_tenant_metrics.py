@@ -5,8 +5,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from mediator.mailboxes.events import Event, EventType
-from mediator.ops.metrics import Metrics
-from mediator.ops.tenant_metrics import TenantMetrics
+from mediator.metrics import Metrics, TenantMetrics
 from mediator.store.writer import Committed
 from tests.harness.app import ADA, TENANTS, App, app
 from tests.harness.waiting import until

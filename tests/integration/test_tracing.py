@@ -14,10 +14,10 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from mediator.config.sections import OtelSettings
 from mediator.errors import SetupError
 from mediator.mailboxes.address import redact
 from mediator.ops.control import send_command
+from mediator.settings.sections import OtelSettings
 from mediator.tracing import opening
 from mediator.tracing.opening import Instruments, open_tracing
 from mediator.tracing.spans import Tracing

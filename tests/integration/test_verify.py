@@ -14,7 +14,10 @@ import psycopg
 import pytest
 
 from mediator.broker import Broker, wall_clock
+from mediator.cleanup import collector
 from mediator.cli import main
+from mediator.journal import FOLDER
+from mediator.journal.writer import JournalWriter
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.creating import Create
 from mediator.mailboxes.fetching import Deliver, Fetch
@@ -23,15 +26,12 @@ from mediator.mailboxes.mailbox import Retention
 from mediator.mailboxes.message import Draft
 from mediator.mailboxes.sending import Send
 from mediator.mailboxes.settling import Ack
-from mediator.ops import collector
-from mediator.ops.journal import FOLDER
-from mediator.ops.journal.writer import JournalWriter
-from mediator.ops.metrics import Metrics
-from mediator.ops.verify.report import VerifyReport, all_checks
+from mediator.metrics import Metrics
 from mediator.parts import verify_checks
 from mediator.store.opening import database_path
 from mediator.store.postgres import PostgresSnapshots
 from mediator.store.sqlite import SqliteStore
+from mediator.verify.report import VerifyReport, all_checks
 from tests.harness.core import make_settings
 from tests.harness.postgres import Server
 from tests.harness.verified import verify_all

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mediator.ops.backup import MIN_SKIP
+from mediator.backup import MIN_SKIP
 from pickup.client import Holder, Sender
 from pickup.mediation.records import Generation
 from tests.harness.client import Client, payload_of

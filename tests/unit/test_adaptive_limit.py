@@ -1,6 +1,6 @@
 """The size of a slice of housekeeping, on given times."""
 
-from mediator.ops.adaptive_limit import AdaptiveLimit
+from mediator.cleanup.collector import AdaptiveLimit
 
 
 def test_a_fast_full_slice_doubles_at_most() -> None:

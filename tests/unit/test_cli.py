@@ -16,9 +16,9 @@ from mediator import __version__
 from mediator.cli import WELCOME, build_app, output
 from mediator.cli.messages import own_headers
 from mediator.cli.template import template
-from mediator.config.settings import Settings
 from mediator.login import Login
 from mediator.parts import installed_settings
+from mediator.settings.settings import Settings
 
 DOCS = Path(__file__).parents[2] / "docs"
 HEAVY = ("nats", "pydantic_settings", "aiohttp", "apscheduler", "peewee", "prometheus_client", "uvloop", "structlog")

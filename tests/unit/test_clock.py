@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from mediator.ops import clock as clock_module
-from mediator.ops.clock import FILE, JUMP, ClockRecord, ClockWatch
+from mediator.cleanup import clock as clock_module
+from mediator.cleanup.clock import FILE, JUMP, ClockRecord, ClockWatch
 from mediator.system.freezes import steady_clock
 
 WALL = 1_767_225_600_000

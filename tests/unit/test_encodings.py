@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mediator.config.sources import read_file
 from mediator.login import Login
+from mediator.settings.sources import read_file
 from pickup.dids.vault import KEY_FILE, Vault
 from pipeline.lake.sealing import read_keys
 from registry.cards.sources import read_sources

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from mediator.config.sections import PushSettings
 from mediator.errors import MediatorError, NoSuchMailboxError, UnavailableError
 from mediator.gateway.identity import ClientIdentity
 from mediator.gateway.permissions import InboxClaims
@@ -20,6 +19,7 @@ from mediator.gateway.protocol import (
 from mediator.gateway.subscription import InFlightCounter, Subscription
 from mediator.gateway.subscriptions import ANSWER_SECONDS, Subscriptions
 from mediator.nats.subjects import MailboxSubject
+from mediator.settings.sections import PushSettings
 from tests.harness.gateway_protocol import ACME, Served
 from tests.harness.waiting import until
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import pytest
 
-from mediator.config.sections import GatewaySettings, PushSettings
 from mediator.endpoint import Endpoint
 from mediator.gateway.connection import UNREAD_BYTES, ClientConnection
 from mediator.gateway.identity import ClientIdentities
@@ -14,6 +13,7 @@ from mediator.gateway.subscription import InFlightCounter
 from mediator.gateway.subscriptions import Subscriptions
 from mediator.nats.client import Request
 from mediator.nats.connection import NatsConnection
+from mediator.settings.sections import GatewaySettings, PushSettings
 
 
 @dataclass

@@ -6,9 +6,9 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mediator.journal.segments import encode, expand
 from mediator.mailboxes.events import Event, EventType
 from mediator.mailboxes.lanes import LANES, Lane
-from mediator.ops.journal.lines import encode, expand
 
 NUMBERS = st.integers(-1, 2**53 - 1)
 EVENTS = st.lists(

@@ -10,8 +10,7 @@ from mediator.errors import BusyError, MediatorError, NoSuchMailboxError, Unavai
 from mediator.http.health import Health
 from mediator.mailboxes.events import Event, EventType
 from mediator.mailboxes.lanes import Lane
-from mediator.ops.metrics import OK, Metrics
-from mediator.ops.tenant_metrics import TenantMetrics
+from mediator.metrics import OK, Metrics, TenantMetrics
 from mediator.store.writer import Committed
 from pickup.metrics import DidcommMetrics
 from registry.metrics import RegistryMetrics as RegistryMeters

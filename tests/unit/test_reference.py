@@ -9,7 +9,6 @@ import pytest
 
 from docs import generate
 from docs.generators import asyncapi, didcomm, metrics
-from mediator.config.sources import options
 from mediator.errors import BadRequestError
 from mediator.fields import Fields
 from mediator.mailboxes.lanes import LANES
@@ -17,6 +16,7 @@ from mediator.nats import requests
 from mediator.nats.editions.verbs import EditionVerbs
 from mediator.nats.verbs import SETTLE_VERBS, MailboxVerbs
 from mediator.parts import installed_settings
+from mediator.settings.sources import options
 from registry.api.doors import add_verbs
 from registry.records import NO_MEMORY
 

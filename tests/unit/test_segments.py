@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 import pytest
 
-from mediator.ops.journal.segments import ACTIVE, Segments, closed_segments, mark_read, read_gaps, read_segment
+from mediator.journal.segments import ACTIVE, Segments, closed_segments, mark_read, read_gaps, read_segment
 
 KIB = 1024
 
@@ -157,7 +157,7 @@ def test_a_write_that_fails_leaves_whole_lines(folder: Folder, monkeypatch: pyte
     segments.begin(1)
     segments.append(folder.line())
 
-    monkeypatch.setattr("mediator.ops.journal.segments.os.fsync", _no_space)
+    monkeypatch.setattr("mediator.journal.segments.os.fsync", _no_space)
     with pytest.raises(OSError, match="no space"):
         segments.append(folder.line())
     monkeypatch.undo()

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from mediator.config.settings import Settings
-from mediator.config.sources import options
 from mediator.endpoint import Endpoint
 from mediator.errors import SetupError
 from mediator.mailboxes.bounds import Quota
 from mediator.mailboxes.lanes import Lane
 from mediator.parts import installed_settings
+from mediator.settings.settings import Settings
+from mediator.settings.sources import options
 
 NKEY = "U" + "A" * 55
 DOCS = Path(__file__).parents[2] / "docs"

@@ -7,11 +7,11 @@ from typing import Any
 import bcrypt
 import pytest
 
-from mediator.config.settings import Settings
 from mediator.errors import BadRequestError, NoSuchTenantError, QuotaExceededError
 from mediator.nats import accounts
 from mediator.nats.accounts import AccountMap
 from mediator.nats.opening import make_account_map
+from mediator.settings.settings import Settings
 from mediator.tenants import rules
 from mediator.tenants.directory import ManagedLogin, TenantDirectory, claims_of, digest_of
 from mediator.tenants.records import Tenant, TenantToken, TenantUser, decode, encode

@@ -12,13 +12,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from mediator.config.settings import Settings
+from mediator.backup import WORKING
 from mediator.errors import BadRequestError, UnavailableError
 from mediator.mailboxes.bounds import DAY
-from mediator.ops.backup import WORKING
 from mediator.ops.long_tasks.runner import LongTask, LongTasks
 from mediator.ops.operations import Answer, OperationRequest, Right, operation, read_text
 from mediator.ops.schemas import ANY, COUNT, FLAG, TEXT, TIME, about, many, obj, or_null
+from mediator.settings.settings import Settings
 
 MAX_LISTED: Final = 1000
 SUFFIX: Final = ".tar"

@@ -16,9 +16,9 @@ import orjson
 import structlog
 from pydantic import SecretStr
 
-from mediator.config.settings import Settings
 from mediator.endpoint import Endpoint
 from mediator.errors import AlreadyRunningError, UnavailableError
+from mediator.settings.settings import Settings
 from mediator.system.child_process import run_child
 
 TASK_SECONDS: Final = 6 * 3600.0

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 
 from mediator.broker import wall_clock
-from mediator.config.settings import Settings
 from mediator.ops.operations import Answer
 from mediator.ops.processes import process_name
 from mediator.ops.runs.history import describe_run, mark_killed
@@ -11,6 +10,7 @@ from mediator.ops.runs.records import Outcome
 from mediator.ops.runs.rules import new_ending, new_run
 from mediator.ops.runs.tables import Runs
 from mediator.ops.store_access import ask_or_use_store
+from mediator.settings.settings import Settings
 from mediator.store.base import Store
 
 

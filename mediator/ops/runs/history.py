@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mediator.broker import Broker
-from mediator.ops.metrics import Metrics
+from mediator.metrics import Metrics
 from mediator.ops.processes import is_gone
 from mediator.ops.runs.records import KEPT, Outcome, Run
 from mediator.ops.runs.rules import bounded_log, find_failed, new_ending, new_run, resolve_outcomes

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from mediator.ops.verify.report import verify
 from mediator.store import migrate
+from mediator.verify.report import verify
 from tests.harness.client import Client
 from tests.harness.core import make_settings
 from tests.harness.load import Load

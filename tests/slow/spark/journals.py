@@ -8,9 +8,8 @@ from typing import Any
 import orjson
 from deltalake import DeltaTable
 
+from mediator.journal.segments import Line, encode, expand
 from mediator.mailboxes.events import Event, EventType
-from mediator.ops.journal.lines import encode, expand
-from mediator.ops.journal.segments import Line
 from pipeline.source.schema import EVENTS
 
 START = 1_767_225_600_000
@@ -47,7 +46,7 @@ def fill(journal: Path, files: int, lines: int = 20, events: int = 5, first: int
 
 
 def row(told: Line) -> Row:
-    """Return the lake's row of an event that :func:`mediator.ops.journal.lines.expand` made, times in milliseconds."""
+    """Return the lake's row of an event that :func:`mediator.journal.segments.expand` made, times in milliseconds."""
     return (*(told[name] for name in EVENTS.names if name not in ("date", "created_at")), told["created_at"] or None)
 
 

@@ -9,9 +9,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.datasource import DataSourceStreamReader
 from pyspark.sql.streaming import DataStreamWriter
 
+from mediator.journal.segments import Segments, encode
 from mediator.mailboxes.events import Event, EventType
-from mediator.ops.journal.lines import encode
-from mediator.ops.journal.segments import Segments
 from pipeline.source.datasource import register
 from pipeline.source.options import Offset
 

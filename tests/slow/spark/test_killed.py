@@ -18,8 +18,8 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from mediator.ops.journal import events as told_by
-from mediator.ops.journal.segments import read_up_to
+from mediator.journal import events as told_by
+from mediator.journal.segments import read_up_to
 from mediator.store.opening import database_path
 from pipeline.lake.ingest import ingest
 from pipeline.lake.replay import ORIGINAL_TIME

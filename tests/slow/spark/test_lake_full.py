@@ -10,8 +10,8 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from mediator.errors import UnavailableError
-from mediator.ops.journal import events as told
-from mediator.ops.journal.segments import read_up_to
+from mediator.journal import events as told
+from mediator.journal.segments import read_up_to
 from mediator.store.sqlite import SqliteStore
 from pipeline.lake.archive import ArchiveResult, archive, read_archive
 from pipeline.lake.ingest import ingest

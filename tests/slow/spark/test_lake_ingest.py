@@ -9,8 +9,8 @@ from pyarrow.dataset import field
 from pyspark.sql import SparkSession
 
 from mediator.errors import SetupError, UnavailableError
-from mediator.ops.journal import events as told
-from mediator.ops.journal.segments import read_up_to
+from mediator.journal import events as told
+from mediator.journal.segments import read_up_to
 from pipeline.lake.delta import lock_lake as held_lake
 from pipeline.lake.ingest import ingest
 from tests.slow.spark.journals import DAY, START, event, expected, fill, held, line, row, write

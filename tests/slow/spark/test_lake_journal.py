@@ -12,8 +12,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
+from mediator.journal.segments import COLUMNS, expand
 from mediator.mailboxes.events import EventType
-from mediator.ops.journal.lines import COLUMNS, expand
 from pipeline.lake.ingest import TEXT_BYTES, ingest
 from pipeline.source.schema import MAX_SEQ, MAX_TIME
 from tests.slow.spark.journals import Row, event, held, line, row, write

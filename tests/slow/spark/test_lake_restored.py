@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from mediator.ops.journal import FOLDER
+from mediator.journal import FOLDER
 from pipeline.lake import USAGE_HOURLY
 from pipeline.lake.ingest import ingest
 from pipeline.reports.usage import read, update

@@ -14,7 +14,7 @@ from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from mediator.errors import BadRequestError, DamagedError, LostDataError
-from mediator.ops.journal.segments import mark_read
+from mediator.journal.segments import mark_read
 from pipeline.source.datasource import stream_reader
 from pipeline.source.journal import read_lines, split_lines
 from pipeline.source.schema import EVENTS

@@ -9,12 +9,11 @@ from typing import Any, TypeVar
 
 import orjson
 
+from mediator.journal import FOLDER
+from mediator.journal.segments import ACTIVE, COLUMNS, FINAL, GAPS, Line, off_since, read_gaps
 from mediator.mailboxes.events import EventType
-from mediator.ops.journal import FOLDER
-from mediator.ops.journal.lines import COLUMNS
-from mediator.ops.journal.segments import ACTIVE, FINAL, GAPS, Line, off_since, read_gaps
-from mediator.ops.verify.checks import EXAMPLES, RESTORE, Damage, DamageKind, Place, Progress, VerifyCheck
 from mediator.store.snapshots import Ask
+from mediator.verify.checks import EXAMPLES, RESTORE, Damage, DamageKind, Place, Progress, VerifyCheck
 
 FILES = DamageKind(
     "journal_files",

@@ -11,19 +11,21 @@ from typing import Any
 import structlog
 
 from mediator.broker import Broker
+from mediator.cleanup.clock import ClockRecord, ClockWatch
+from mediator.cleanup.history import CleanupRecorder
 from mediator.errors import MediatorError, UnavailableError
 from mediator.mailboxes import collecting
 from mediator.mailboxes.collecting import Collected
 from mediator.mailboxes.mailbox import Mailbox
 from mediator.mailboxes.planning import FIRST_LEASE, PlannedRemoval, plan, plan_unused_groups
 from mediator.mailboxes.ports import LeasePlace
-from mediator.ops.adaptive_limit import AdaptiveLimit
-from mediator.ops.cleanup_history import CleanupRecorder
-from mediator.ops.clock import ClockRecord, ClockWatch
-from mediator.ops.metrics import Metrics
+from mediator.metrics import Metrics
 from mediator.store.base import Transaction
 from mediator.system.freezes import steady_clock
 
+GROW = 2.0
+SHRINK = 0.5
+"""Factors by which a limit changes at most at a time: one slow slice may be an outlier."""
 SLICE_SECONDS = 0.002
 """Target duration of a slice's transaction until it is on disk; senders wait that long behind it."""
 LEASE_ROUND = 3600 * 1000
@@ -36,6 +38,28 @@ CLOCKS_APART = 1000
 """Milliseconds by which instances' clocks may differ without a lease being skipped until the next round."""
 
 _log = structlog.get_logger("cleanup")
+
+
+class AdaptiveLimit:
+    """A limit on the rows of a slice that follows a target time in seconds.
+
+    It stays at ``lowest`` or more: below, the cost of the commit itself dominates.
+    """
+
+    def __init__(self, target: float, *, lowest: int = 50, highest: int = 5_000, limit: int = 100) -> None:
+        self._target = target
+        self._lowest = lowest
+        self._highest = highest
+        self.limit = limit
+
+    def took(self, count: int, seconds: float) -> None:
+        """Adjust the limit to a slice of ``count`` rows; one that was not full can only lower it."""
+        if count <= 0 or seconds <= 0:
+            return
+        fitting = self._target / seconds
+        if fitting > 1 and count < self.limit:
+            return
+        self.limit = round(min(max(self.limit * min(max(fitting, SHRINK), GROW), self._lowest), self._highest))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,19 +1,38 @@
 """The Prometheus metrics of the service: few labels with few values, cheap to update on the hot path.
 
-Values that clients choose (addresses, groups, keys) never become labels. Series by tenant: :mod:`.tenant_metrics`.
+Values that clients choose (addresses, groups, keys) never become labels. Series by tenant: :class:`TenantMetrics`.
 """
 
+from bisect import bisect_left
 from collections import Counter as Tally
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 from operator import attrgetter
+from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Metric,
+    ProcessCollector,
+    disable_created_metrics,
+)
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
 
+from mediator.broker import Broker
 from mediator.mailboxes.events import EventType
 from mediator.mailboxes.lanes import LANES
-from mediator.ops.request_series import RequestSeries
 from mediator.store.writer import Committed
 
+BOUNDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, float("inf"))
+"""The upper bounds of the histogram, in seconds, each included."""
+_NAMES: Final = [*map(str, map(float, BOUNDS[:-1])), "+Inf"]
 OK = "ok"
 """The outcome of a request that succeeded; a failed one has the code of its error."""
 
@@ -40,6 +59,53 @@ _LANE_WORDS = (*(lane.name.lower() for lane in LANES), "none")
 _COMMIT_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 _BATCH_SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 _LATE_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60, 300)
+OTHERS = "_others"
+"""The label of all tenants beyond the bound; no tenant can have this name."""
+MEASURE_SECONDS = 60
+"""How often what tenants hold is summed."""
+
+
+@dataclass(slots=True)
+class _Durations:
+    total: float = 0.0
+    counts: list[int] = field(default_factory=lambda: [0] * len(BOUNDS))
+
+
+class RequestSeries(Collector):
+    """Counts answered requests, on the event loop; may be collected on any thread."""
+
+    def __init__(self) -> None:
+        self._counts: defaultdict[tuple[str, str], int] = defaultdict(int)
+        self._durations: defaultdict[str, _Durations] = defaultdict(_Durations)
+
+    def note(self, verb: str, outcome: str, seconds: float) -> None:
+        """Count one request."""
+        self._counts[verb, outcome] += 1
+        durations = self._durations[verb]
+        durations.total += seconds
+        durations.counts[bisect_left(BOUNDS, seconds)] += 1
+
+    def describe(self) -> Iterator[Metric]:
+        """Return what is collected, so that the library finds the series by their names."""
+        return self.collect()
+
+    def collect(self) -> Iterator[Metric]:
+        """Return the series, for the library."""
+        requests = CounterMetricFamily(
+            "mediator_requests", "Requests by verb and outcome (ok, or the error's code).", labels=["verb", "outcome"]
+        )
+        for labels, count in list(self._counts.items()):
+            requests.add_metric(labels, count)
+        yield requests
+        times = HistogramMetricFamily(
+            "mediator_request_seconds",
+            "Time from a request's arrival to its answer; a FETCH that waits for mail is in it.",
+            labels=["verb"],
+        )
+        for verb, durations in list(self._durations.items()):
+            buckets = list(zip(_NAMES, map(float, accumulate(durations.counts)), strict=True))
+            times.add_metric([verb], buckets, durations.total)
+        yield times
 
 
 class Metrics:
@@ -144,3 +210,51 @@ class Metrics:
     def run_ended(self, outcome: str) -> None:
         """Count a run of the pipeline; ``outcome`` is succeeded, failed or killed."""
         self._runs[outcome].inc()
+
+
+class TenantMetrics:
+    """Series with a label for the tenant. The first tenants have their own: configured ones, then as they come."""
+
+    def __init__(self, registry: CollectorRegistry, most: int, configured: Iterable[str]) -> None:
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        self._most = most
+        self._names = dict.fromkeys(list(configured)[:most])
+        self._messages = counter(
+            "mediator_tenant_messages", "What happened to messages, by tenant.", ["tenant", "event"]
+        )
+        self._bytes = counter("mediator_tenant_stored_bytes", "Bytes of messages stored, by tenant.", ["tenant"])
+        self._refused = counter("mediator_tenant_quota_refused", "Messages refused by a quota, by tenant.", ["tenant"])
+        self._held_messages = gauge(
+            "mediator_tenant_held_messages", "Messages that a tenant's mailboxes hold, on all instances.", ["tenant"]
+        )
+        self._held_bytes = gauge(
+            "mediator_tenant_held_bytes", "Bytes that a tenant's mailboxes hold, on all instances.", ["tenant"]
+        )
+        for name in self._names:
+            self._refused.labels(name)
+
+    def committed(self, committed: Committed) -> None:
+        """Count what one commit did to messages."""
+        for (tenant, type), count in Tally((event.tenant, event.type) for event in committed.events).items():
+            if word := MESSAGE_EVENTS.get(type):
+                self._messages.labels(self._label(tenant), word).inc(count)
+        for event in committed.events:
+            if event.type in (EventType.STORED, EventType.DELAYED):
+                self._bytes.labels(self._label(event.tenant)).inc(event.size)
+
+    def refused(self, tenant: str) -> None:
+        """Count a message that a quota refused."""
+        self._refused.labels(self._label(tenant)).inc()
+
+    async def measure(self, broker: Broker) -> None:
+        """Sum what each tenant with series of its own holds."""
+        for tenant, held in (await broker.measure_usage(list(self._names))).items():
+            self._held_messages.labels(tenant).set(held.messages)
+            self._held_bytes.labels(tenant).set(held.bytes)
+
+    def _label(self, tenant: str) -> str:
+        if tenant not in self._names:
+            if len(self._names) >= self._most:
+                return OTHERS
+            self._names[tenant] = None
+        return tenant

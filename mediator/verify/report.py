@@ -5,13 +5,12 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-from mediator.config.settings import Settings
 from mediator.errors import StoreDamagedError
-from mediator.ops.verify.checks import Damage, Place, SkippedError, VerifyCheck
-from mediator.ops.verify.journal import Journal
-from mediator.ops.verify.mailboxes import mailbox_checks
-from mediator.ops.verify.schema import PAGES, SCHEMA, Pages, Schema
+from mediator.settings.settings import Settings
 from mediator.store.snapshots import open_snapshots
+from mediator.verify.checks import Damage, Place, SkippedError, VerifyCheck
+from mediator.verify.database import PAGES, SCHEMA, Pages, Schema, mailbox_checks
+from mediator.verify.journal import Journal
 
 
 @dataclass(slots=True)

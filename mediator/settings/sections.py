@@ -1,14 +1,24 @@
-"""The sections of the settings that belong to the core, one class each; parts bring their own."""
+"""The sections of the settings that belong to the core, tenants and operators among them; parts bring their own."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, SecretStr, model_validator
 
-from mediator.config.types import MAX_TTL, Address, Section, Whole
 from mediator.mailboxes.lanes import Lane
+from mediator.settings.types import MAX_TTL, Address, Section, Whole
+
+_API_TOKEN = re.compile(r"[!-~]{16,256}")
+Role = Literal["read", "operate", "read-payload", "admin"]
+
+_TOKEN = re.compile(r"[!-~]{16,256}")
+_ROLES = (
+    "`read` sees everything but payloads and whole addresses, `operate` also changes what can be changed day by day, "
+    "`read-payload` reads messages and addresses too, `admin` may do all"
+)
 
 
 def _collector(value: str) -> str:
@@ -258,4 +268,229 @@ class PushSettings(Section):
         ge=1,
         le=1_000_000,
         description="The same for one tenant, whose clients get an error beyond it. Protects the other tenants.",
+    )
+
+
+def _api_token(value: SecretStr) -> SecretStr:
+    if not _API_TOKEN.fullmatch(value.get_secret_value()):
+        raise ValueError("expected 16 to 256 printable characters without spaces")
+    return value
+
+
+class UserSettings(Section):
+    """Who may connect to the managed NATS server as a tenant."""
+
+    name: str = Field(
+        pattern=r"^[!-~]{1,64}$",
+        description="The user name, printable and without spaces. One name is one user in all tenants.",
+    )
+    password: SecretStr | None = Field(
+        default=None,
+        min_length=1,
+        description="The user's password. Protects all mail of the tenant; give either this or nkey.",
+    )
+    nkey: str | None = Field(
+        default=None,
+        pattern=r"^U[A-Z2-7]{55}$",
+        description="The user's public nkey. Use it where no shared secret may be in a configuration.",
+    )
+
+    @model_validator(mode="after")
+    def _one_credential(self) -> Self:
+        if (self.password is None) == (self.nkey is None):
+            raise ValueError("expected either password or nkey")
+        return self
+
+
+class TenantQuotaSettings(Section):
+    """What one tenant may take, where that differs from what holds for all; 0 is without a limit."""
+
+    mailboxes: Annotated[Whole, Field(ge=0)] | None = Field(
+        default=None,
+        description="Mailboxes its clients may have, without those of DIDComm, which didcomm.max_connections bounds.",
+        json_schema_extra={"default_text": "without a limit"},
+    )
+    messages: Annotated[Whole, Field(ge=0)] | None = Field(
+        default=None,
+        description="Messages all its mailboxes may hold.",
+        json_schema_extra={"default_text": "quotas.tenant_messages"},
+    )
+    bytes: Annotated[Whole, Field(ge=0)] | None = Field(
+        default=None,
+        description="Bytes all its mailboxes may hold.",
+        json_schema_extra={"default_text": "quotas.tenant_bytes"},
+    )
+    rate: Annotated[Whole, Field(ge=0)] | None = Field(
+        default=None,
+        description="Messages per second it may send to one instance.",
+        json_schema_extra={"default_text": "quotas.tenant_rate"},
+    )
+    burst: Annotated[Whole, Field(ge=0)] | None = Field(
+        default=None,
+        description="Messages that may come at once within that rate; 0: as many as in a second.",
+        json_schema_extra={"default_text": "0"},
+    )
+    sockets: Annotated[Whole, Field(ge=0)] | None = Field(
+        default=None,
+        description="Connections to the gateway and WebSockets that it may have at one instance.",
+        json_schema_extra={"default_text": "without a limit"},
+    )
+    subscriptions: Annotated[Whole, Field(ge=0)] | None = Field(
+        default=None,
+        description="Subscriptions to stored mail that it may have open at one instance; not above "
+        "push.max_subscriptions.",
+        json_schema_extra={"default_text": "push.tenant_subscriptions"},
+    )
+
+    @property
+    def given(self) -> dict[str, int]:
+        """Those that are set."""
+        return {name: value for name, value in self.model_dump().items() if value is not None}
+
+
+class TenantSettings(Section):
+    """One tenant: mailboxes, quotas and names of its own."""
+
+    accounts: list[Annotated[str, Field(pattern=r"^[^\s.*>]{1,128}$")]] = Field(
+        default_factory=list,
+        description="NATS accounts (name or public key) of an external server whose users are this tenant. Needs "
+        "nats_url and nats_accounts. An account belongs to one tenant.",
+    )
+    quotas: TenantQuotaSettings = Field(
+        default=TenantQuotaSettings(), description="What this tenant may take, in place of what holds for all."
+    )
+    users: list[UserSettings] = Field(
+        default_factory=list,
+        description="Who may connect to the managed NATS server as this tenant. With nats_url the external server "
+        "knows its users.",
+    )
+    api_tokens: list[Annotated[SecretStr, AfterValidator(_api_token)]] = Field(
+        default_factory=list,
+        description="Tokens that HTTP requests to the registry send as `Authorization: Bearer TOKEN`; whoever has one "
+        "registers, finds and removes agents as this tenant. 16 to 256 printable characters, best random "
+        "ones; several allow a change without a gap. Without any token, and with nothing else that separates "
+        "callers, requests from this machine are tenant `default`.",
+    )
+
+
+def _token(value: SecretStr) -> SecretStr:
+    if not _TOKEN.fullmatch(value.get_secret_value()):
+        raise ValueError("expected 16 to 256 printable characters without spaces")
+    return value
+
+
+def _web_url(value: str) -> str:
+    try:
+        parts = urlsplit(value)
+        good = parts.scheme in {"http", "https"} and parts.hostname and (parts.port or 1) and not parts.query
+    except ValueError:
+        good = False
+    if not good or "@" in value or "#" in value:
+        raise ValueError("expected https://HOST, perhaps with a port and a path")
+    return value.rstrip("/")
+
+
+def _issuer(value: str) -> str:
+    _web_url(value)
+    return value
+
+
+def _origin(value: str) -> str:
+    if urlsplit(value).path:
+        raise ValueError("expected https://HOST, perhaps with a port, and no path")
+    return value
+
+
+WebUrl = Annotated[str, AfterValidator(_web_url)]
+IssuerUrl = Annotated[str, AfterValidator(_issuer)]
+"""As the provider writes itself, with a slash at its end or without."""
+
+
+class OperatorToken(Section):
+    """A token of one operator, or of one program such as a monitor."""
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9@._-]{1,64}$",
+        description="Who acts with it, as the audit log shows; a person may have several tokens under one name.",
+    )
+    token: Annotated[SecretStr, AfterValidator(_token)] = Field(
+        description="The secret: 16 to 256 printable characters, best random ones (`openssl rand -hex 24`). Sent as "
+        "`Authorization: Bearer TOKEN`, or typed at sign-in. Removing it ends the sessions "
+        "that began with it; `mediator operators reload` takes changes over.",
+    )
+    roles: list[Role] = Field(default=["read"], min_length=1, description=f"What it allows: {_ROLES}.")
+
+
+class OidcSettings(Section):
+    """Sign-in of operators to the console through an OpenID Connect provider; off without an issuer."""
+
+    issuer: IssuerUrl | None = Field(
+        default=None,
+        description="The provider, from whose `/.well-known/openid-configuration` the rest is known. Register "
+        "`PUBLIC_URL/console/sign-in/callback` there as redirect URI.",
+        examples=["https://login.example.com/realms/main"],
+    )
+    client_id: str = Field(
+        default="",
+        max_length=256,
+        description="The client that is registered at the provider.",
+        examples=["mediator"],
+    )
+    client_secret: SecretStr | None = Field(
+        default=None,
+        description="The client's secret; none for a public client, which PKCE protects.",
+        examples=["change me"],
+    )
+    scopes: list[Annotated[str, Field(pattern=r"^[!#-\[\]-~]{1,64}$")]] = Field(
+        default=["openid", "profile", "email"],
+        description="What is asked for. Add the scope that makes the provider send the claim of the roles.",
+    )
+    claim: str = Field(
+        default="groups",
+        min_length=1,
+        max_length=256,
+        description="The claim of the ID token that says what somebody may do, a text or a list of texts; a dot leads "
+        "into an object (`realm_access.roles`).",
+    )
+    roles: dict[Role, list[Annotated[str, Field(min_length=1, max_length=256)]]] = Field(
+        default={},
+        description="For each role, the values of the claim that give it. Who has none of them may not sign in.",
+        json_schema_extra={"default_text": "none: nobody may sign in"},
+        examples=[{"admin": ["mail-admins"], "read": ["staff"]}],
+    )
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if self.issuer is not None:
+            for name, given in {"client_id": self.client_id, "roles": self.roles}.items():
+                if not given:
+                    raise ValueError(f"{name}: expected with issuer")
+            if "openid" not in self.scopes:
+                raise ValueError("scopes: expected openid among them")
+        return self
+
+
+class OperatorsSettings(Section):
+    """Who may use the console and the admin API."""
+
+    tokens: list[OperatorToken] = Field(
+        default=[],
+        max_length=1000,
+        description="Tokens of operators. Without any, and without OIDC, the console and the admin API answer those "
+        "who have the secret in the file local.token of data_dir, with the roles read and operate, and only where "
+        "nothing else separates callers (no users, API tokens or second tenant, loopback address, no proxy).",
+        json_schema_extra={"secret": True},
+        examples=[[{"name": "ada", "token": "change-me-change-me", "roles": ["admin"]}]],
+    )
+    public_url: Annotated[WebUrl, AfterValidator(_origin)] | None = Field(
+        default=None,
+        description="Where browsers reach the console, if a proxy is in front. Needed for OIDC there; requests that "
+        "change something must come from its pages.",
+        examples=["https://mail.example.com"],
+    )
+    audit_days: Whole = Field(
+        default=365,
+        ge=1,
+        le=36_500,
+        description="Days for which the audit log is kept; the newest 100 000 entries at most.",
     )

@@ -27,18 +27,25 @@ from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from mediator.config.operators import OidcSettings, OperatorsSettings
-from mediator.config.sections import (
+from mediator.endpoint import Endpoint, without_login
+from mediator.errors import SetupError
+from mediator.login import Login
+from mediator.mailboxes.address import DEFAULT_TENANT
+from mediator.mailboxes.bounds import MAX_ACK_WAIT, MIN_ACK_WAIT, Bounds, Quota
+from mediator.settings.sections import (
     CleanupSettings,
     EditionsSettings,
     GatewaySettings,
     JournalSettings,
     Mq9Settings,
+    OidcSettings,
+    OperatorsSettings,
     OtelSettings,
     PushSettings,
     QuotaSettings,
+    TenantSettings,
 )
-from mediator.config.sources import (
+from mediator.settings.sources import (
     ENV_PREFIX,
     NO_FILE,
     Environment,
@@ -51,13 +58,7 @@ from mediator.config.sources import (
     read_file,
     variable_name,
 )
-from mediator.config.tenants import TenantSettings
-from mediator.config.types import ANY_CASE, MAX_TTL, Address, Key, PartSettings, Whole, network
-from mediator.endpoint import Endpoint, without_login
-from mediator.errors import SetupError
-from mediator.login import Login
-from mediator.mailboxes.address import DEFAULT_TENANT
-from mediator.mailboxes.bounds import MAX_ACK_WAIT, MIN_ACK_WAIT, Bounds, Quota
+from mediator.settings.types import ANY_CASE, MAX_TTL, Address, Key, PartSettings, Whole, network
 
 S = TypeVar("S", bound=PartSettings)
 
@@ -461,7 +462,7 @@ class Settings(BaseSettings):
         return listed
 
     def source_of(self, path: tuple[str, ...]) -> str:
-        """Return where an option's value came from; see :func:`mediator.config.sources.origin`."""
+        """Return where an option's value came from; see :func:`mediator.settings.sources.origin`."""
         return origin(path, self._origins.operators if path == TOKENS else self._origins.sources) or "default"
 
     @property

@@ -22,13 +22,12 @@ import orjson
 import structlog
 
 from mediator.broker import Broker
-from mediator.config.sections import JournalSettings
 from mediator.errors import MediatorError, SetupError, UnavailableError
+from mediator.journal.segments import FOLDER, Line, Segments, closed_segments, encode, mark_off, read_segment
 from mediator.mailboxes.events import Event, EventType
 from mediator.mailboxes.ports import Transaction
-from mediator.ops.journal.lines import encode
-from mediator.ops.journal.segments import FOLDER, Line, Segments, closed_segments, mark_off, read_segment
-from mediator.ops.metrics import Metrics
+from mediator.metrics import Metrics
+from mediator.settings.sections import JournalSettings
 
 FLUSH_SECONDS = 1.0
 """Longest time between a commit and its lines on a working disk."""

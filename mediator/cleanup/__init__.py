@@ -1,0 +1,1 @@
+"""The clean-up: its passes, what they removed, and the watch on the clock that they need."""
