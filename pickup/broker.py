@@ -155,9 +155,13 @@ class MediationBroker:
         return await self.write(lambda tx, now: connecting.reuse(tx, connection, invitation, now), connection)
 
     async def rotate_did(self, connection: Connection | None, rotation: DidRotation) -> Connection | None:
-        """Give a connection to its peer's new DID, or end it (D14); see :func:`pickup.mediation.connecting.rotate`."""
+        """Give a connection to its peer's new DID, or end it (D14); see :func:`pickup.mediation.connecting.rotate`.
+
+        On a full disk only an ending is taken: each new DID begins replay records of its own, without end (D13).
+        """
+        ends = rotation.caller is None
         return await self.write(
-            lambda tx, now: connecting.rotate(tx, self.rules, rotation, now), connection, when_full=True
+            lambda tx, now: connecting.rotate(tx, self.rules, rotation, now), connection, when_full=ends
         )
 
     async def request_mediation(self, connection: Connection | None, new: NewConnection | None) -> Connection:

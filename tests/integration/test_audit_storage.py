@@ -42,9 +42,10 @@ from mediator.ops.control import send_command
 from mediator.store import sqlite as sqlite_module
 from mediator.store.log_space import AHEAD, STEP
 from mediator.store.sqlite import SqliteStore
+from pickup.broker import MediationBroker
 from pickup.client import Holder, HttpStatusError, ProblemError, Sender, Wallet
 from pickup.mediation import connecting
-from pickup.mediation.records import Generation, MediationRules, NewConnection
+from pickup.mediation.records import DidRotation, Generation, MediationRules, NewConnection
 from pickup.tables import MediationTables
 from registry import rules
 from registry.records import Liveness, Registration
@@ -368,7 +369,7 @@ async def test_a_full_disk_takes_no_mail_until_room_was_made(disk: Path, how: st
         refused = await broker.check()
         assert refused is not None
         assert "storage_full" in refused
-        for add in (create_another, register_another, connect_another):
+        for add in (create_another, register_another, connect_another, rotate_another):
             with pytest.raises(StorageFullError, match="the disk has no room"):
                 await add(broker)
         # All of it can be read, and all of it can go, though it is much more than what is kept back.
@@ -407,6 +408,12 @@ async def register_another(broker: Broker) -> None:
 async def connect_another(broker: Broker) -> None:
     new = NewConnection(TENANT, Generation.V2, "did:key:z1", "did:key:z2", ("did:key:z1",), 0)
     await broker.write(lambda tx, now: connecting.meet(tx.table(MediationTables), MediationRules(), new, now))
+
+
+async def rotate_another(broker: Broker) -> None:
+    """Who goes from DID to DID would fill what is kept back with the replay records of each."""
+    rotation = DidRotation(TENANT, "did:key:z1", "did:key:z3", "did:key:z3", "did:key:z2", None, 0, b"")
+    await MediationBroker(broker, MediationRules()).rotate_did(None, rotation)
 
 
 @pytest.mark.rule("A9")
