@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks import didcomm_clients, nats_clients, prefill
 from benchmarks.bench import Bench, ResultRow, number, spaced, spread
 from benchmarks.servers import ServiceProcess, running
-from mediator.ops.control import send_command
+from mediator.operate.control import send_command
 from mediator.system.usage import cpu_seconds
 
 COMMITS = "mediator_store_commit_seconds_count"

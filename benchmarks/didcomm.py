@@ -10,7 +10,7 @@ from statistics import median
 from benchmarks import acapy, bare_envelopes, didcomm_clients
 from benchmarks.bench import Bench, ResultRow, below, beside, headline, number, spread
 from benchmarks.servers import ServiceProcess, running
-from mediator.ops.control import send_command
+from mediator.operate.control import send_command
 from pickup.mediation.records import Generation
 
 LIMIT_US = 150.0

@@ -13,7 +13,7 @@ import uvloop
 from benchmarks.bench import Bench, ResultRow, below, headline, number
 from benchmarks.didcomm_clients import TEXT
 from benchmarks.servers import JetStreamServer, ServiceProcess, running
-from mediator.ops.control import send_command
+from mediator.operate.control import send_command
 from pickup.client import Holder, Sender
 from pickup.mediation.records import Generation
 from tests.harness import postgres

@@ -26,7 +26,7 @@ from benchmarks.bench import Bench, ResultRow, at_most, beside, headline, number
 from benchmarks.memory import MAX_MB, MAX_SHARE, MemorySamples
 from benchmarks.mixed_console import Operator
 from benchmarks.servers import ServiceProcess, low_priority, running
-from mediator.ops.control import send_command
+from mediator.operate.control import send_command
 from mediator.store.opening import database_path
 from mediator.system.child_process import NICE
 from mediator.system.usage import cpu_seconds

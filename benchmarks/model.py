@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from mediator.ops.control import send_command
+from mediator.operate.control import send_command
 from registry.embedding.encoder import Encoder
 from registry.embedding.local import LocalModel
 from registry.embedding.models import DEFAULT_MODEL

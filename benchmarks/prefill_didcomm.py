@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.servers import ServiceProcess, running
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.quotas import Quotas
-from mediator.ops.control import send_command
+from mediator.operate.control import send_command
 from mediator.store.base import Store
 from mediator.store.opening import database_path
 from mediator.store.sqlite import SqliteStore

@@ -18,15 +18,11 @@ from functools import partial
 
 import structlog
 
-from mediator.admin.access import Access
-from mediator.admin.api import AdminApi
-from mediator.admin.sessions import CookieSealer
-from mediator.admin.sign_in import SignIn, SignInView
 from mediator.broker import Broker, wall_clock
 from mediator.cleanup.clock import ClockRecord
 from mediator.cleanup.collector import forget_volatile
 from mediator.console.console import Console
-from mediator.console.opening import add_core_pages
+from mediator.console.core_pages import add_core_pages
 from mediator.errors import MediatorError
 from mediator.gateway.server import open_gateway, open_short_way, public_url, push_verbs
 from mediator.host import Host
@@ -48,29 +44,25 @@ from mediator.nats.opening import (
 )
 from mediator.nats.replies import message_limit
 from mediator.nats.verbs import verb_of_part
-from mediator.ops import ended_sessions
-from mediator.ops.activity import TOPIC, Activity
-from mediator.ops.audit import AuditLog
-from mediator.ops.cleanup import all_steps
-from mediator.ops.control import ControlServer
-from mediator.ops.dead_operations import DeadOperations
-from mediator.ops.diagnosis import Finding
-from mediator.ops.ended_sessions import EndedSessions
-from mediator.ops.forgetting import ForgetOperations, Forgetting
-from mediator.ops.installation import missing_findings
-from mediator.ops.long_tasks.operations import LongTaskOperations
-from mediator.ops.long_tasks.runner import LongTasks
-from mediator.ops.mailbox_operations import MailboxOperations, find_address
-from mediator.ops.message_operations import MessageOperations
-from mediator.ops.open_files import fit_service
-from mediator.ops.operations import Actor, Operation, Operations, Right
-from mediator.ops.ranking import RankingOperations
-from mediator.ops.sampling import PERIOD
-from mediator.ops.scheduler import Scheduler
-from mediator.ops.schemas import obj
-from mediator.ops.service_operations import ServiceOperations
-from mediator.ops.settings_operations import SettingsOperations
-from mediator.ops.tenant_operations import TenantOperations
+from mediator.operate import sessions
+from mediator.operate.access import Access
+from mediator.operate.activity import PERIOD, TOPIC, Activity
+from mediator.operate.admin_api import AdminApi
+from mediator.operate.audit import AuditLog
+from mediator.operate.cleanup_command import all_steps
+from mediator.operate.control import ControlServer
+from mediator.operate.diagnosis import Finding
+from mediator.operate.forgetting import ForgetOperations, Forgetting
+from mediator.operate.long_tasks import LongTaskOperations, LongTasks
+from mediator.operate.mailbox_operations import MailboxOperations, RankingOperations, find_address
+from mediator.operate.message_operations import DeadOperations, MessageOperations
+from mediator.operate.open_files import fit_service
+from mediator.operate.operations import Actor, Operation, Operations, Right, obj
+from mediator.operate.scheduler import Scheduler
+from mediator.operate.service_operations import ServiceOperations, SettingsOperations, missing_findings
+from mediator.operate.sessions import CookieSealer, EndedSessions
+from mediator.operate.sign_in import SignIn, SignInView
+from mediator.operate.tenant_operations import TenantOperations
 from mediator.parts import cleanup_steps, find_parts
 from mediator.settings.settings import Settings
 from mediator.store.base import Store
@@ -173,7 +165,7 @@ async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
                     settings,
                     CookieSealer(callers.session_key),
                     callers,
-                    EndedSessions(broker, announcer(ended_sessions.TOPIC)),
+                    EndedSessions(broker, announcer(sessions.TOPIC)),
                 )
             ),
             console=Console(operations, access),
@@ -355,7 +347,7 @@ async def _serve_operators(host: Host, health: Health, nats_url: str, tasks: Lon
     ended.changed = host.console.streams.end_forbidden
     host.tenants.listen(host.console.streams.end_forbidden)
     await ended.open()
-    host.add_job(ended.look, ended_sessions.LOOK_SECONDS, "sessions that ended")
+    host.add_job(ended.look, sessions.LOOK_SECONDS, "sessions that ended")
     try:
         yield sign_in
     finally:

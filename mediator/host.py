@@ -5,7 +5,6 @@ from typing import Any
 
 from aiohttp import web
 
-from mediator.admin.access import Access
 from mediator.announcer import Announcer
 from mediator.broker import Broker
 from mediator.console.console import Console
@@ -14,9 +13,10 @@ from mediator.http.callers import HttpCallers
 from mediator.http.health import Check, Health
 from mediator.metrics import Metrics
 from mediator.nats.verbs import SendListener, VerbHandler
-from mediator.ops.diagnosis import DoctorCheck
-from mediator.ops.operations import Operations
-from mediator.ops.scheduler import Scheduler
+from mediator.operate.access import Access
+from mediator.operate.diagnosis import DoctorCheck
+from mediator.operate.operations import Operations
+from mediator.operate.scheduler import Scheduler
 from mediator.settings.settings import Settings
 from mediator.tenants.directory import TenantDirectory
 

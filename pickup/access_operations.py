@@ -1,8 +1,23 @@
 """The operations on the operator's allow and deny lists."""
 
 from mediator.errors import BadRequestError
-from mediator.ops.operations import Answer, OperationRequest, Right, operation, read_number, read_text
-from mediator.ops.schemas import COUNT, FLAG, TEXT, TIME, Schema, about, many, obj, whole
+from mediator.operate.operations import (
+    COUNT,
+    FLAG,
+    TEXT,
+    TIME,
+    Answer,
+    OperationRequest,
+    Right,
+    Schema,
+    about,
+    many,
+    obj,
+    operation,
+    read_number,
+    read_text,
+    whole,
+)
 from pickup.access_lists import AccessLists
 from pickup.mediation.access import MAX_NOTE, MAX_RULES
 from pickup.mediation.records import AccessRule, Verdict

@@ -5,16 +5,7 @@ from dataclasses import asdict
 
 from mediator.errors import UnresolvedDidError
 from mediator.mailboxes.address import parse_address
-from mediator.ops.operations import (
-    Answer,
-    OperationRequest,
-    Right,
-    operation,
-    read_number,
-    read_optional_number,
-    read_text,
-)
-from mediator.ops.schemas import (
+from mediator.operate.operations import (
     COUNT,
     FLAG,
     INVITATION,
@@ -22,12 +13,19 @@ from mediator.ops.schemas import (
     TENANT,
     TEXT,
     TIME,
+    Answer,
+    OperationRequest,
+    Right,
     Schema,
     about,
     limit,
     many,
     obj,
+    operation,
     or_null,
+    read_number,
+    read_optional_number,
+    read_text,
     whole,
 )
 from pickup.broker import MediationBroker

@@ -6,8 +6,7 @@ from dataclasses import asdict
 from typing import Final
 
 from mediator.errors import BadRequestError
-from mediator.ops.operations import Answer, OperationRequest, Right, is_allowed, operation, read_number, read_text
-from mediator.ops.schemas import (
+from mediator.operate.operations import (
     ADDRESS,
     COUNT,
     FLAG,
@@ -16,12 +15,19 @@ from mediator.ops.schemas import (
     TEXT,
     TEXTS,
     TIME,
+    Answer,
+    OperationRequest,
+    Right,
     Schema,
     about,
+    is_allowed,
     limit,
     many,
     obj,
+    operation,
     or_null,
+    read_number,
+    read_text,
     table,
     whole,
 )

@@ -2,8 +2,22 @@
 
 from typing import Final
 
-from mediator.ops.operations import Answer, OperationRequest, Right, operation, read_number, read_text
-from mediator.ops.schemas import COUNT, TEXT, TIME, about, limit, many, obj, whole
+from mediator.operate.operations import (
+    COUNT,
+    TEXT,
+    TIME,
+    Answer,
+    OperationRequest,
+    Right,
+    about,
+    limit,
+    many,
+    obj,
+    operation,
+    read_number,
+    read_text,
+    whole,
+)
 from pickup.endpoint_relay import MAX_WORKERS, EndpointRelay
 from pickup.live_sessions import MAX_SESSIONS, LiveSessions
 from pickup.outbound_queue import MAX_BYTES, MAX_MESSAGES, OutboundQueue

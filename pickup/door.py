@@ -13,8 +13,8 @@ from mediator.announcer import Announcer
 from mediator.broker import Broker
 from mediator.http.client_address import ClientAddresses
 from mediator.http.guard import Guard
-from mediator.ops.coalescing import CoalescingTask
-from mediator.ops.operations import Operations
+from mediator.operate.operations import Operations
+from mediator.operate.scheduler import CoalescingTask
 from mediator.settings.settings import Settings
 from mediator.tenants.directory import TenantDirectory
 from pickup import terms_page

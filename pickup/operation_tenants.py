@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from mediator.errors import BadRequestError
 from mediator.mailboxes.address import DEFAULT_TENANT
-from mediator.ops.operations import OperationRequest, read_text
+from mediator.operate.operations import OperationRequest, read_text
 from pickup.dids.identities import OwnIdentities
 
 

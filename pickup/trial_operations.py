@@ -6,8 +6,22 @@ from collections import deque
 from typing import Final
 
 from mediator.errors import BadRequestError, BusyError, MediatorError, NoSuchInvitationError
-from mediator.ops.operations import Answer, OperationRequest, Right, operation, read_text
-from mediator.ops.schemas import COUNT, FLAG, TENANT, TEXT, TIME, Schema, about, many, obj
+from mediator.operate.operations import (
+    COUNT,
+    FLAG,
+    TENANT,
+    TEXT,
+    TIME,
+    Answer,
+    OperationRequest,
+    Right,
+    Schema,
+    about,
+    many,
+    obj,
+    operation,
+    read_text,
+)
 from pickup.broker import MediationBroker
 from pickup.client import ClientError, HttpStatusError, NoAnswerError, ProblemError, Wallet
 from pickup.client.trial import LABEL, STEPS, attempt

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mediator.cli.client import NatsOptions
-from mediator.cli.errors import CommandError
-from mediator.cli.options import CommandGroup, CommandOptions, earlier, seconds, timed
+from mediator.cli.options import CommandError, CommandGroup, CommandOptions, earlier, seconds, timed
 from mediator.cli.output import moment, print_hint, print_json, print_line
 from mediator.errors import BadRequestError, SetupError, UnavailableError
 from mediator.mailboxes.address import parse_address
-from mediator.ops.runs.records import KEPT
-from mediator.ops.units import format_duration
+from mediator.operate.runs import KEPT
+from mediator.operate.units import format_duration
 from pipeline.jobs import (
     Lake,
     SparkOptions,
@@ -342,7 +341,7 @@ def runs(
 ) -> None:
     """Show the newest runs of the pipeline: when, how long, what they counted, and why they failed."""
     settings = options.load()
-    from mediator.ops.runs.client import RunHistoryClient
+    from mediator.operate.run_history import RunHistoryClient
 
     found = RunHistoryClient(settings).newest(limit)
     options.print_rows({"runs": found}, _COLUMNS, [_row(run) for run in found], "the pipeline has not run yet")
@@ -363,7 +362,7 @@ def _is_small_journal(settings: "Settings", _lake: Path) -> bool:
 
 def _rotate_journal(data_dir: Path) -> None:
     """Have the service, if one runs, close the journal's open file, so that it can be read to its end."""
-    from mediator.ops.control import send_command
+    from mediator.operate.control import send_command
 
     try:
         problem = asyncio.run(send_command(data_dir, "journal-rotate"))["error"]

@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mediator.cli import output
-from mediator.cli.errors import CommandError
-from mediator.cli.options import CommandOptions
+from mediator.cli.options import CommandError, CommandOptions
 from mediator.errors import BadRequestError, SetupError
-from mediator.ops.runs.records import RUN_VARIABLE, Outcome
+from mediator.operate.runs import RUN_VARIABLE, Outcome
 from mediator.system.extras import install_command
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from mediator.ops.runs.client import RunHistoryClient
+    from mediator.operate.run_history import RunHistoryClient
     from mediator.settings.settings import Settings
     from pipeline.lake import ProgressCallback
 
@@ -150,7 +149,7 @@ def job(
 @contextmanager
 def recorded_run(settings: "Settings", command: str) -> Iterator[dict[str, int | float]]:
     """Record a run of this installation; yields the dictionary for its figures. :func:`job` does it itself."""
-    from mediator.ops.runs.client import RunHistoryClient
+    from mediator.operate.run_history import RunHistoryClient
 
     arguments = sys.argv[sys.argv.index(command) + 1 :] if command in sys.argv else []
     with record_run(RunHistoryClient(settings), command, arguments, output.print_hint) as numbers:

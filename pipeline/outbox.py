@@ -8,9 +8,8 @@ from mediator.broker import Broker
 from mediator.cleanup.collector import AdaptiveLimit
 from mediator.errors import BadRequestError
 from mediator.mailboxes.ports import Copy
-from mediator.ops.operations import Answer, OperationRequest, Right, operation
-from mediator.ops.schemas import ANY, COUNT, many, obj
-from mediator.ops.store_access import ask_or_use_store
+from mediator.operate.operations import ANY, COUNT, Answer, OperationRequest, Right, many, obj, operation
+from mediator.operate.store_access import ask_or_use_store
 from mediator.settings.settings import Settings
 from mediator.store.base import Store, Transaction
 
@@ -71,7 +70,7 @@ def _is_copy(value: object) -> bool:
 
 
 class OutboxClient:
-    """The outbox of one installation, for commands; raises as :func:`mediator.ops.store_access.ask_or_do`."""
+    """The outbox of one installation, for commands; raises as :func:`mediator.operate.store_access.ask_or_do`."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

@@ -64,8 +64,7 @@ class PipelinePart(Part):
     @asynccontextmanager
     async def open(self, host: "Host") -> AsyncIterator[None]:
         """Add operations and pages, and run what is due if ``pipeline.every`` is set."""
-        from mediator.ops.runs.commands import RunOperations
-        from mediator.ops.runs.history import RunHistory
+        from mediator.operate.run_history import RunHistory, RunOperations
         from pipeline.outbox import ArchiveOperations
         from pipeline.service import LOOK_SECONDS, PipelineOperations, PipelineScheduler, add_pages
         from pipeline.settings import PipelineSettings

@@ -20,13 +20,23 @@ from mediator.broker import Broker
 from mediator.console.console import Console
 from mediator.console.pages import Page, Shown, Visit
 from mediator.errors import AlreadyRunningError, BadRequestError, MediatorError, NotAllowedError, UnavailableError
-from mediator.ops.coalescing import CoalescingTask
-from mediator.ops.operations import Answer, OperationRequest, Right, operation, read_text
-from mediator.ops.processes import process_name
-from mediator.ops.runs.history import SCHEDULED, RunHistory
-from mediator.ops.runs.records import RUN_VARIABLE, Outcome
-from mediator.ops.runs.rules import next_due
-from mediator.ops.schemas import COUNT, FLAG, TEXT, TIME, about, obj, or_null
+from mediator.operate.operations import (
+    COUNT,
+    FLAG,
+    TEXT,
+    TIME,
+    Answer,
+    OperationRequest,
+    Right,
+    about,
+    obj,
+    operation,
+    or_null,
+    read_text,
+)
+from mediator.operate.run_history import SCHEDULED, RunHistory
+from mediator.operate.runs import RUN_VARIABLE, Outcome, next_due, process_name
+from mediator.operate.scheduler import CoalescingTask
 from mediator.settings.settings import Settings
 from mediator.settings.sources import CONFIG_VARIABLE, ENV_PREFIX, variable_name
 from mediator.system.child_process import ChildEnd, run_child

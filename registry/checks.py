@@ -3,8 +3,8 @@
 import hashlib
 from typing import TYPE_CHECKING
 
-from mediator.ops.diagnosis import Finding, Level
-from mediator.ops.units import format_count
+from mediator.operate.diagnosis import Finding, Level
+from mediator.operate.units import format_count
 from mediator.store.rows import Row
 from mediator.system.extras import install_command
 from mediator.verify.checks import DamageKind, RowCheck, VerifyCheck, orphans

@@ -9,24 +9,19 @@ import typer
 
 from mediator import __version__
 from mediator.cli import (
-    backup,
     bench,
     contexts,
-    dead,
+    database,
     doctor,
-    forget,
     mailboxes,
     mcp,
     messages,
-    operators,
     output,
     quickstart,
     service,
     tenants,
-    verify,
 )
-from mediator.cli.errors import CommandError
-from mediator.cli.options import CommandGroup
+from mediator.cli.options import CommandError, CommandGroup
 from mediator.errors import MediatorError, SchemaError, SetupError, StoreHeldError
 from mediator.parts import find_parts
 from mediator.system.extras import has_server, install_command
@@ -61,12 +56,22 @@ def build_app() -> CommandGroup:
         pretty_exceptions_enable=False,
     )
     app.callback(invoke_without_command=True)(_program)
-    for module in (service, quickstart, backup, messages, mcp, bench, doctor, verify, forget):
-        app.add_typer(module.app)
+    for group in (
+        service.app,
+        quickstart.app,
+        database.backup_app,
+        messages.app,
+        mcp.app,
+        bench.app,
+        doctor.app,
+        database.verify_app,
+        database.forget_app,
+    ):
+        app.add_typer(group)
     app.add_typer(mailboxes.app, name="mailbox")
-    app.add_typer(dead.app, name="dead")
+    app.add_typer(messages.dead_app, name="dead")
     app.add_typer(tenants.app, name="tenant")
-    app.add_typer(operators.app, name="operators")
+    app.add_typer(doctor.operators_app, name="operators")
     app.add_typer(contexts.app, name="context")
     for part in find_parts():
         part.add_commands(app)

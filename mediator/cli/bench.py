@@ -9,8 +9,7 @@ import typer
 
 from mediator.cli import output
 from mediator.cli.client import ClientOptions
-from mediator.cli.errors import CommandError
-from mediator.cli.options import CommandGroup
+from mediator.cli.options import CommandError, CommandGroup
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from mediator.cli.errors import CommandError
+from mediator.cli.options import CommandError
 from mediator.errors import SetupError
 from mediator.login import Login
 from mediator.mailboxes.address import DEFAULT_TENANT
 from mediator.nats import accounts
-from mediator.ops.units import format_bytes, format_duration
+from mediator.operate.units import format_bytes, format_duration
 from mediator.settings.settings import Settings
 from mediator.store.opening import database_path
 

@@ -18,8 +18,7 @@ from mediator.cli.context_files import (
     find_context,
     selected_context,
 )
-from mediator.cli.errors import CommandError
-from mediator.cli.options import CommandOptions, SettingsOptions
+from mediator.cli.options import CommandError, CommandOptions, SettingsOptions
 from mediator.errors import LoginRefusedError, MediatorError, SetupError, UnavailableError, UnreachableError
 from mediator.login import Login
 from mediator.system.extras import has_server
@@ -142,7 +141,7 @@ def _find_server(options: SettingsOptions) -> tuple[str, str | None]:
     """
     if not has_server():
         raise UnreachableError("no server is named; give --server, or remember one with `mediator context add`")
-    from mediator.ops.control import send_command
+    from mediator.operate.control import send_command
 
     settings = options.load()
     try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from mediator.cli.errors import CommandError
+from mediator.cli.options import CommandError
 from mediator.login import MAX_FILE, Login
 from mediator.system.private_files import make_folder, open_file
 

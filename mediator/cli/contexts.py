@@ -15,8 +15,7 @@ from mediator.cli.context_files import (
     select_context,
     selected_name,
 )
-from mediator.cli.errors import CommandError
-from mediator.cli.options import CommandGroup, OutputOptions
+from mediator.cli.options import CommandError, CommandGroup, OutputOptions
 from mediator.login import Login
 
 app = CommandGroup(help="Remember servers with login and TLS.", no_args_is_help=True)

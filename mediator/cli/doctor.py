@@ -1,19 +1,19 @@
-"""The commands that show the state of the service: doctor, status, the console's link and the audit log."""
+"""The commands on the service's state: doctor, status, the console's link, the audit log, and reload of operators."""
 
 from typing import Annotated, Any
 
 import typer
 
 from mediator.cli import output
-from mediator.cli.errors import CommandError
-from mediator.cli.options import CommandGroup, CommandOptions, TenantOptions
+from mediator.cli.options import CommandError, CommandGroup, CommandOptions, TenantOptions
 from mediator.mailboxes.address import parse_address
-from mediator.ops.units import format_bytes, format_count, format_time
+from mediator.operate.units import format_bytes, format_count, format_time
 
 _MARKS = {"problem": "!!", "note": " *", "ok": "ok"}
 
 
 app = CommandGroup()
+operators_app = CommandGroup(help="Change who may use the console and the admin API.", no_args_is_help=True)
 
 
 @app.command(epilog="Example: mediator doctor agent.inbox")
@@ -48,7 +48,7 @@ def _installation(options: CommandOptions) -> list[dict[str, Any]]:
     except CommandError as error:
         from dataclasses import asdict
 
-        from mediator.ops.installation import disk_findings, file_findings, offline_findings
+        from mediator.operate.service_operations import disk_findings, file_findings, offline_findings
 
         folder = options.load().data_dir
         first = {"level": "problem", "text": f"The service does not answer: {error}.", "advice": ""}
@@ -123,3 +123,14 @@ def _entry(item: dict[str, Any]) -> tuple[str, ...]:
     words = (item[name] for name in ("actor", "via", "operation", "tenant"))
     times = f" ({item['times']} times)" if item["times"] > 1 else ""
     return str(item["no"]), format_time(item["at"]), *words, about, item["result"] + times
+
+
+@operators_app.command(epilog="Example: mediator operators reload")
+def reload(options: CommandOptions) -> None:
+    """Have the service read operators.tokens of its settings again; who is removed there is signed out."""
+    answer = options.ask("operators-reload")
+    done = [f"{what} {', '.join(answer[what])}" for what in ("added", "removed", "changed") if answer[what]]
+    text = f"operators from {answer['source']}: {'; '.join(done) or 'nothing has changed'}"
+    if answer["waiting"]:
+        text += f"\nOther options differ too, and wait for a restart: {', '.join(answer['waiting'])}"
+    options.print(answer, text)

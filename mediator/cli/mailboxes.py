@@ -19,7 +19,7 @@ from mediator.cli.options import (
     timed,
 )
 from mediator.mailboxes.mailbox import Retention
-from mediator.ops.units import format_bytes, format_count, format_duration
+from mediator.operate.units import format_bytes, format_count, format_duration
 
 PAGE = 500
 """Mailboxes per request; a reply of the control socket has at most 1 MiB."""

@@ -8,8 +8,7 @@ import typer
 
 from mediator.cli import output
 from mediator.cli.client import NatsOptions
-from mediator.cli.errors import CommandError
-from mediator.cli.options import CommandGroup, SettingsOptions
+from mediator.cli.options import CommandError, CommandGroup, SettingsOptions
 from mediator.endpoint import Endpoint
 from mediator.errors import SetupError, UnreachableError
 from mediator.login import Login

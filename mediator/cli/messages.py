@@ -1,6 +1,7 @@
 """The commands that are NATS clients: send, fetch, ack, nack, extend, query, delete."""
 
 import asyncio
+import base64
 import sys
 from collections.abc import Iterable
 from enum import StrEnum
@@ -11,16 +12,34 @@ import typer
 
 from mediator.cli import output
 from mediator.cli.client import ClientOptions
-from mediator.cli.errors import CommandError
-from mediator.cli.options import Address, CommandGroup, Group, Ids, earlier, later, one_word, seconds, span, timed
+from mediator.cli.options import (
+    Address,
+    CommandError,
+    CommandGroup,
+    Group,
+    Ids,
+    TenantOptions,
+    earlier,
+    later,
+    one_word,
+    seconds,
+    span,
+    timed,
+)
+from mediator.cli.output import payload_text
 from mediator.errors import UnreachableError
+from mediator.operate.units import format_time
 
 if TYPE_CHECKING:
     from mediator.client import Client
 
+
 LONGEST_WAIT = 4500
 """Milliseconds one FETCH may wait; the service lowers larger values (F2)."""
 AGAIN_SECONDS = 1.0
+dead_app = CommandGroup(help="List, redrive and drop a group's dead messages.", no_args_is_help=True)
+
+SomeIds = Annotated[list[int] | None, typer.Argument(metavar="ID", help="The msg_ids; none: all of the group.", min=0)]
 
 
 class Priority(StrEnum):
@@ -276,3 +295,42 @@ def delete(
 
 def _given(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
+
+
+@dead_app.command("list", epilog="Example: mediator dead list agent.inbox --group workers")
+def list_(
+    address: Address,
+    group: Group,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Show at most this many, newest first.")] = 100,
+    *,
+    options: TenantOptions,
+) -> None:
+    """List messages that are dead for a group."""
+    answer = options.ask("dead-list", mail_address=address, group_name=group, limit=limit)
+    columns = ("id#", "lane", "created", "deliveries#", "size#", "payload")
+    options.print_rows(answer, columns, [_row(item) for item in answer["messages"]], "no dead messages")
+
+
+def _row(item: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        str(item["msg_id"]),
+        item["lane"],
+        format_time(item["created_at"]),
+        str(item["deliveries"]),
+        str(item["size"]),
+        payload_text(base64.b64decode(item["payload_start"]), item["size"]),
+    )
+
+
+@dead_app.command(epilog="Example: mediator dead redrive agent.inbox --group workers 17 18")
+def redrive(address: Address, group: Group, ids: SomeIds = None, *, options: TenantOptions) -> None:
+    """Deliver dead messages again; their count of deliveries restarts."""
+    answer = options.ask("dead-redrive", mail_address=address, group_name=group, msg_ids=ids)
+    options.print(answer, f"{answer['redriven']} will be delivered again")
+
+
+@dead_app.command(epilog="Example: mediator dead drop agent.inbox --group workers 17")
+def drop(address: Address, group: Group, ids: SomeIds = None, *, options: TenantOptions) -> None:
+    """Acknowledge dead messages, which removes them from the list."""
+    answer = options.ask("dead-drop", mail_address=address, group_name=group, msg_ids=ids)
+    options.print(answer, f"{answer['dropped']} dropped")

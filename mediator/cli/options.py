@@ -1,4 +1,4 @@
-"""Options that many commands share, alone and in groups, and the parsers of their values.
+"""Options that many commands share, alone and in groups, the parsers of their values, and how a command fails.
 
 A command takes a group of options as one parameter: a dataclass whose fields are the options. Typer knows only single
 options, so :class:`CommandGroup` shows it the fields::
@@ -22,17 +22,26 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from mediator.cli.errors import CommandError
 from mediator.cli.output import print_json, print_line, print_table
 from mediator.mailboxes.address import parse_address
-from mediator.ops.units import parse_duration, parse_seconds, parse_time
+from mediator.operate.units import parse_duration, parse_seconds, parse_time
 
 if TYPE_CHECKING:
     from mediator.settings.settings import Settings
 
+
 T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class CommandError(Exception):
+    """What a command was to do was not done; the text is for the person who gave it."""
+
+    def __init__(self, text: str, /, **fields: Any) -> None:
+        """``fields`` are what ``--json`` shows beside ``error``."""
+        super().__init__(text)
+        self.fields = fields
 
 
 class CommandGroup(typer.Typer):
@@ -193,7 +202,7 @@ class CommandOptions(OutputOptions, SettingsOptions):
     def ask(self, command: str, **fields: Any) -> dict[str, Any]:
         """Send a command to the control socket; :class:`CommandError` if the service refuses it or does not run."""
         from mediator.errors import SetupError
-        from mediator.ops.control import send_command
+        from mediator.operate.control import send_command
 
         try:
             answer = asyncio.run(send_command(self.load().data_dir, command, **fields))

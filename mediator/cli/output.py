@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from mediator.ops.units import format_count, format_time
+from mediator.operate.units import format_count, format_time
 
 if TYPE_CHECKING:
     from rich.console import Console

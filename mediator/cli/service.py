@@ -12,8 +12,15 @@ import typer
 
 from mediator.cli import output
 from mediator.cli.client import CredentialOptions
-from mediator.cli.errors import CommandError
-from mediator.cli.options import AsJson, CommandGroup, CommandOptions, Config, OutputOptions, SettingsOptions
+from mediator.cli.options import (
+    AsJson,
+    CommandError,
+    CommandGroup,
+    CommandOptions,
+    Config,
+    OutputOptions,
+    SettingsOptions,
+)
 from mediator.login import Login
 from mediator.system.private_files import open_file
 
@@ -57,7 +64,7 @@ def serve(
     import uvloop
 
     from mediator.app import serve as run_service
-    from mediator.ops import logs
+    from mediator.operate import logs
 
     logs.setup(settings.log_level, settings.log_format)
     uvloop.run(run_service(settings, lambda running: _greet(settings, running)))
@@ -183,8 +190,8 @@ def cleanup(
     if daemon and options.as_json:
         raise typer.BadParameter("--daemon runs until it is stopped, and has no result to print", param_hint="--json")
     settings = options.load(database_url=database_url)
-    from mediator.ops import logs
-    from mediator.ops.cleanup import run
+    from mediator.operate import logs
+    from mediator.operate.cleanup_command import run
     from mediator.parts import cleanup_steps
 
     # The result is printed below; the log is for problems.

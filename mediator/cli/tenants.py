@@ -8,7 +8,7 @@ import typer
 
 from mediator.cli import output
 from mediator.cli.options import CommandGroup, CommandOptions, span, timed
-from mediator.ops.units import format_bytes, format_count
+from mediator.operate.units import format_bytes, format_count
 
 QUOTAS = ("mailboxes", "messages", "bytes", "rate", "burst", "sockets", "subscriptions")
 PAGE = 100

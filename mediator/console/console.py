@@ -1,8 +1,10 @@
-"""The console itself: who may see which page, how pages are rendered, and the forms that run operations."""
+"""The console itself: who may see which page, how pages are rendered, forms that run operations, and files of pages."""
 
 import asyncio
+import hashlib
+import json
 import string
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -10,18 +12,21 @@ from urllib.parse import quote, unquote
 
 from aiohttp import hdrs, web
 from jinja2 import BaseLoader, Environment, FileSystemLoader, PrefixLoader, StrictUndefined
+from multidict import MultiMapping
 
 from mediator import __version__
-from mediator.admin.access import HTML_HEADERS, Access, keep_private
 from mediator.console import formats
-from mediator.console.assets import ROUTE, Assets
-from mediator.console.forms import read_form
 from mediator.console.pages import Page, Shown, Visit
 from mediator.console.streams import Streams
-from mediator.errors import MediatorError, NotAllowedError, SetupError
+from mediator.errors import BadRequestError, MediatorError, NotAllowedError, SetupError
 from mediator.http.app import CODES, extend_time_limit, read_post, wants_html
-from mediator.ops.operations import Actor, Operations
+from mediator.operate.access import HTML_HEADERS, Access, keep_private
+from mediator.operate.operations import Actor, Operation, Operations, Schema
 
+FOLDER: Final = Path(__file__).with_name("static")
+ROUTE: Final = "/console/static/"
+_TYPES: Final = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+_TRUE = frozenset({"on", "true", "1"})
 HOME: Final = "/console"
 GROUPS: Final = ("Service", "Mail")
 """The first headings of the navigation; those that parts bring follow."""
@@ -31,6 +36,71 @@ _NOTICE: Final = "mediator_notice"
 """The cookie that tells the next page, once, what a form did."""
 _NOTICE_SECONDS: Final = 60
 _NOTICE_LENGTH: Final = 500
+
+
+class Assets:
+    """The files of the folder ``static``, libraries among them."""
+
+    def __init__(self) -> None:
+        found = [path for path in sorted(FOLDER.rglob("*")) if path.suffix in _TYPES]
+        self._files = {path.relative_to(FOLDER).as_posix(): (path.read_bytes(), _TYPES[path.suffix]) for path in found}
+        self._versions = {name: hashlib.sha256(data).hexdigest()[:16] for name, (data, _) in self._files.items()}
+
+    def url(self, name: str) -> str:
+        """Return where a file is."""
+        return f"{ROUTE}{name}?v={self._versions.get(name, '')}"
+
+    async def answer(self, request: web.Request) -> web.Response:
+        """Answer with a file; a browser never asks for this version of it again."""
+        name = request.match_info["name"]
+        if name not in self._files:
+            raise web.HTTPNotFound
+        data, content_type = self._files[name]
+        current = request.query.get("v") == self._versions[name]
+        headers = {"Cache-Control": "public, max-age=31536000, immutable" if current else "no-cache"}
+        return web.Response(body=data, content_type=content_type, charset="utf-8", headers=headers)
+
+
+def read_form(operation: Operation, form: MultiMapping[str]) -> dict[str, Any]:
+    """Return the request; an empty field is absent, unless it is a list, or text that cannot be null.
+
+    Properties of an object are fields of their own, ``quotas.messages``, where an empty one stands for null. Raises
+    :class:`BadRequestError`.
+    """
+    found: dict[str, Any] = {}
+    for name, schema in operation.fields.items():
+        given = form.getall(name, [])
+        types = _types(schema)
+        if "properties" in schema:
+            parts = {key: (f"{name}.{key}", kind) for key, kind in schema["properties"].items()}
+            texts = {key: form[field] for key, (field, _) in parts.items() if field in form}
+            if texts:
+                found[name] = {
+                    key: _read(parts[key][0], text, parts[key][1]) if text else None for key, text in texts.items()
+                }
+        elif "array" in types:
+            if name in form:
+                found[name] = [_read(name, value, schema.get("items", {})) for value in given if value]
+        elif given and (given[0] or ("string" in types and "null" not in types)):
+            found[name] = _read(name, given[0], schema)
+    return found
+
+
+def _types(schema: Schema) -> Sequence[str]:
+    types: str | Sequence[str] = schema.get("type", "object")
+    return [types] if isinstance(types, str) else types
+
+
+def _read(name: str, text: str, schema: Schema) -> Any:
+    types = _types(schema)
+    if "string" in types:
+        return text
+    if "boolean" in types:
+        return text in _TRUE
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise BadRequestError(name, f"expected {' or '.join(types)}") from None
 
 
 class Console:

@@ -6,7 +6,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from mediator.ops.units import format_bytes, format_count, format_duration, format_time
+from mediator.operate.units import format_bytes, format_count, format_duration, format_time
 
 NONE = "–"
 

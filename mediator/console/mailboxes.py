@@ -11,10 +11,9 @@ from mediator.console.console import HOME, Console
 from mediator.console.pages import Page, Shown, Visit
 from mediator.console.streams import COMMENT, WRITE_SECONDS, event
 from mediator.errors import MediatorError
-from mediator.ops.mailbox_operations import find_address
-from mediator.ops.operations import read_numbered
-from mediator.ops.ranking import LOOKED_AT, ORDERS
-from mediator.ops.sampling import LANE_WORDS
+from mediator.operate.activity import LANE_WORDS
+from mediator.operate.mailbox_operations import LOOKED_AT, ORDERS, find_address
+from mediator.operate.operations import read_numbered
 
 PER_PAGE: Final = 50
 DEAD_SHOWN: Final = 100

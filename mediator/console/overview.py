@@ -11,9 +11,8 @@ from mediator.console.console import Console
 from mediator.console.pages import Page, Shown, Visit
 from mediator.console.streams import Broadcast, event
 from mediator.errors import MediatorError
-from mediator.ops.activity import Activity
-from mediator.ops.operations import Actor, Answer, Right
-from mediator.ops.sampling import LANE_WORDS, PERIOD, Sample
+from mediator.operate.activity import LANE_WORDS, PERIOD, Activity, Sample
+from mediator.operate.operations import Actor, Answer, Right
 
 FINDINGS_SECONDS: Final = 60.0
 """Between two looks of the doctor for live pages."""

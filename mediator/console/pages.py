@@ -20,7 +20,7 @@ from typing import Any
 from aiohttp import web
 
 from mediator.errors import BadRequestError
-from mediator.ops.operations import Actor, Answer, Operations, Right
+from mediator.operate.operations import Actor, Answer, Operations, Right
 
 Shown = Mapping[str, Any] | web.StreamResponse
 """What a page's template shows, or a response of another kind."""

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from mediator.errors import BusyError
 from mediator.http.app import lift_time_limit
-from mediator.ops.operations import Actor
+from mediator.operate.operations import Actor
 
 MAX_STREAMS: Final = 64
 """Pages that are followed live at once, over all viewers."""

@@ -20,7 +20,7 @@ from mediator.http.callers import HttpCallers, read_local_token, tokens_of
 from mediator.login import Login
 from mediator.mailboxes.address import DEFAULT_TENANT
 from mediator.mcp.callers import TENANT, Callers
-from mediator.ops.control import send_command
+from mediator.operate.control import send_command
 
 if TYPE_CHECKING:
     from mediator.settings.sections import TenantSettings

@@ -7,7 +7,7 @@ import typer
 
 from mediator.cli import output
 from mediator.cli.options import CommandGroup, TenantOptions
-from mediator.ops.units import format_bytes, format_time
+from mediator.operate.units import format_bytes, format_time
 
 PAGE = 500
 """Connections in one request; a reply of the control socket is at most 1 MiB."""

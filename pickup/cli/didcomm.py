@@ -6,9 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from mediator.cli import output
-from mediator.cli.errors import CommandError
-from mediator.cli.options import Address, CommandGroup, TenantOptions, span, timed
-from mediator.ops.units import format_time
+from mediator.cli.options import Address, CommandError, CommandGroup, TenantOptions, span, timed
+from mediator.operate.units import format_time
 from pickup.cli import connections
 
 invitations_app = CommandGroup(help="List and remove invitations of wallets.", no_args_is_help=True)

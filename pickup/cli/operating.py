@@ -6,7 +6,7 @@ import typer
 
 from mediator.cli import output
 from mediator.cli.options import CommandGroup, CommandOptions, TenantOptions
-from mediator.ops.units import format_bytes, format_time
+from mediator.operate.units import format_bytes, format_time
 from pickup.mediation.records import Verdict
 
 app = CommandGroup()

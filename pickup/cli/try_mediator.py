@@ -7,8 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from mediator.cli import output
-from mediator.cli.errors import CommandError
-from mediator.cli.options import CommandGroup, CommandOptions
+from mediator.cli.options import CommandError, CommandGroup, CommandOptions
 
 WIDTH = 13
 

@@ -12,7 +12,7 @@ from mediator.console.console import HOME, Console
 from mediator.console.pages import Page, Shown, Visit
 from mediator.errors import NoSuchMailboxError
 from mediator.mailboxes.address import DEFAULT_TENANT, NUMBERED
-from mediator.ops.operations import Right
+from mediator.operate.operations import Right
 from pickup import qr
 from pickup.connection_operations import LOOKED_AT, MAX_NUMBER, ORDERS
 from pickup.live_sessions import MAX_SESSIONS

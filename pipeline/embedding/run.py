@@ -17,9 +17,9 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructField, Str
 from pyspark.storagelevel import StorageLevel
 
 from mediator.errors import BadRequestError, SetupError, UnavailableError
-from mediator.ops.control import send_command
-from mediator.ops.operations import MAX_LONG_REQUEST
-from mediator.ops.units import format_count
+from mediator.operate.control import send_command
+from mediator.operate.operations import MAX_LONG_REQUEST
+from mediator.operate.units import format_count
 from pipeline.embedding.cards import read_catalog, read_registered
 from pipeline.embedding.model import Model
 from pipeline.lake import BAD_CARDS, VECTORS, ProgressCallback, no_progress, table_path

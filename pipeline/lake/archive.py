@@ -25,7 +25,7 @@ from pyspark.sql.types import BinaryType, DateType, LongType, StringType, Struct
 
 from mediator.errors import SetupError, UnavailableError
 from mediator.mailboxes.ports import Copy
-from mediator.ops.units import format_count
+from mediator.operate.units import format_count
 from pipeline.lake import ARCHIVE as ARCHIVE_TABLE
 from pipeline.lake import ProgressCallback, no_progress, spark_path, table_path
 from pipeline.lake.delta import LakeTable, check_lake, lock_lake

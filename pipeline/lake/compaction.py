@@ -7,7 +7,7 @@ from pathlib import Path
 
 from deltalake import DeltaTable
 
-from mediator.ops.units import format_count
+from mediator.operate.units import format_count
 from pipeline.lake import ARCHIVE, EVENTS, TABLES, ProgressCallback, no_progress, table_path
 from pipeline.lake.delta import lock_lake
 from pipeline.source.schema import PARTITION

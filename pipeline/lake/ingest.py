@@ -26,7 +26,7 @@ from pyspark.sql.types import ArrayType, LongType, MapType, StringType, StructFi
 from mediator.errors import SetupError
 from mediator.journal.segments import COLUMNS, FINAL, closed_segments, mark_read, read_up_to
 from mediator.journal.segments import GAPS as GAPS_FILE
-from mediator.ops.units import format_count
+from mediator.operate.units import format_count
 from pipeline.lake import EVENTS as EVENTS_TABLE
 from pipeline.lake import GAPS as GAPS_TABLE
 from pipeline.lake import QUARANTINE as QUARANTINE_TABLE

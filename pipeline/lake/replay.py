@@ -27,7 +27,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from mediator.errors import BadRequestError, DamagedError
 from mediator.mailboxes.bounds import MAX_HEADERS
 from mediator.mailboxes.lanes import LANES
-from mediator.ops.units import format_count
+from mediator.operate.units import format_count
 from pipeline.lake import REPLAYS, ProgressCallback, no_progress, spark_path
 from pipeline.lake.archive import ARCHIVE, read_stored, unseal
 from pipeline.lake.delta import check_lake, lock_folder, sync, translate_errors

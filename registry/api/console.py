@@ -10,7 +10,7 @@ from mediator.console.console import HOME, Console
 from mediator.console.pages import Page, Shown, Visit
 from mediator.errors import BadRequestError
 from mediator.mailboxes.address import DEFAULT_TENANT
-from mediator.ops.operations import Answer
+from mediator.operate.operations import Answer
 from registry.cards.card import Card, read_card
 from registry.records import State
 

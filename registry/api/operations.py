@@ -18,33 +18,31 @@ from mediator.errors import BadRequestError
 from mediator.fields import Fields
 from mediator.mailboxes.address import DEFAULT_TENANT, is_generated, redact
 from mediator.mailboxes.send_only import is_send_only
-from mediator.ops.operations import (
-    MAX_LONG_REQUEST,
-    Answer,
-    OperationRequest,
-    Right,
-    is_allowed,
-    operation,
-    read_number,
-    read_numbered,
-    read_text,
-)
-from mediator.ops.schemas import (
+from mediator.operate.operations import (
     ADDRESS,
     ANY,
     COUNT,
     FLAG,
+    MAX_LONG_REQUEST,
     TENANT,
     TEXT,
     TEXTS,
     TIME,
+    Answer,
+    OperationRequest,
+    Right,
     Schema,
     about,
+    is_allowed,
     limit,
     many,
     obj,
+    operation,
     or_null,
     payload,
+    read_number,
+    read_numbered,
+    read_text,
     table,
     whole,
 )

@@ -12,8 +12,7 @@ import typer
 
 from mediator.cli import output
 from mediator.cli.client import ClientOptions
-from mediator.cli.errors import CommandError
-from mediator.cli.options import CommandGroup, TenantOptions, one_of, seconds, timed, words_of
+from mediator.cli.options import CommandError, CommandGroup, TenantOptions, one_of, seconds, timed, words_of
 from mediator.errors import NoSuchAgentError
 from registry.cli import evaluate, import_cards
 from registry.records import State

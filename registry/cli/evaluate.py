@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from mediator.cli import output
-from mediator.cli.errors import CommandError
-from mediator.cli.options import CommandGroup, CommandOptions, one_of, words_of
-from mediator.ops.units import format_count
+from mediator.cli.options import CommandError, CommandGroup, CommandOptions, one_of, words_of
+from mediator.operate.units import format_count
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -118,7 +117,7 @@ def evaluate(
         cases = random.Random(0).sample(cases, limit_queries)
     former = None if against is None else _load(against)
     settings = options.load()
-    from mediator.ops import logs
+    from mediator.operate import logs
     from registry.settings import RegistrySettings
 
     # What goes wrong is said by the command itself.

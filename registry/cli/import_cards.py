@@ -11,11 +11,10 @@ import typer
 
 from mediator.cli import output
 from mediator.cli.client import ClientOptions
-from mediator.cli.errors import CommandError
-from mediator.cli.options import CommandGroup
+from mediator.cli.options import CommandError, CommandGroup
 from mediator.endpoint import Endpoint
 from mediator.errors import AddressRefusedError, MediatorError, UnreachableError
-from mediator.ops.units import format_count
+from mediator.operate.units import format_count
 
 if TYPE_CHECKING:
     from mediator.client import Client

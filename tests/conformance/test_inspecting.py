@@ -7,9 +7,8 @@ from mediator.mailboxes.bounds import Bounds, Quota
 from mediator.mailboxes.fetching import Deliver
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Kind, Retention
-from mediator.ops import mailbox_view as inspecting
-from mediator.ops.diagnosis import Level, diagnose
-from mediator.ops.mailbox_view import inspect_mailbox
+from mediator.operate import diagnosis
+from mediator.operate.diagnosis import Level, diagnose, inspect_mailbox
 from pickup.broker import MEDIATION_HOOKS
 from tests.harness.broker import BOX, DAY, GROUP, HOUR, SECOND, TENANT, Broker
 from tests.harness.mediation import Mediation, key
@@ -236,7 +235,7 @@ def test_a_full_mailbox_and_a_full_tenant(broker):
 
 
 def test_a_large_mailbox_is_looked_at_from_both_ends(broker, monkeypatch):
-    monkeypatch.setattr(inspecting, "WINDOW", 4)
+    monkeypatch.setattr(diagnosis, "WINDOW", 4)
     broker.create()
     broker.take(deliver=Deliver.EARLIEST, group="slow")
     for _ in range(10):

@@ -2,8 +2,7 @@
 
 import pytest
 
-from mediator.ops.runs.records import KEPT, Ending, NewRun, Outcome, Run
-from mediator.ops.runs.tables import Runs
+from mediator.operate.runs import KEPT, Ending, NewRun, Outcome, Run, Runs
 from tests.harness.samples import ALL, T0
 from tests.harness.stores import undone
 

@@ -20,7 +20,7 @@ from mediator.nats.editions import publishing
 from mediator.nats.editions import verbs as edition_verbs
 from mediator.nats.frames import decode_headers, encode_body
 from mediator.nats.subjects import Edition
-from mediator.ops.units import format_duration, parse_duration
+from mediator.operate.units import format_duration, parse_duration
 from tests.fuzz.cards import CARDS
 from tests.fuzz.didcomm import DIDCOMM
 from tests.fuzz.gateway import GATEWAY

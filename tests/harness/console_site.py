@@ -9,27 +9,21 @@ from typing import Any
 from aiohttp import ClientResponse, ClientSession, CookieJar
 from aiohttp.test_utils import TestServer
 
-from mediator.admin.access import Access
-from mediator.admin.sessions import CookieSealer
-from mediator.admin.sign_in import SignIn
 from mediator.console.console import Console
-from mediator.console.opening import add_core_pages
+from mediator.console.core_pages import add_core_pages
 from mediator.host import Host
 from mediator.http.app import build_app
 from mediator.http.callers import HttpCallers
 from mediator.http.health import Health
-from mediator.ops.activity import Activity
-from mediator.ops.dead_operations import DeadOperations
-from mediator.ops.ended_sessions import EndedSessions
-from mediator.ops.long_tasks.operations import LongTaskOperations
-from mediator.ops.long_tasks.runner import LongTasks
-from mediator.ops.mailbox_operations import MailboxOperations
-from mediator.ops.message_operations import MessageOperations
-from mediator.ops.ranking import RankingOperations
-from mediator.ops.sampling import PERIOD
-from mediator.ops.service_operations import ServiceOperations
-from mediator.ops.settings_operations import SettingsOperations
-from mediator.ops.tenant_operations import TenantOperations
+from mediator.operate.access import Access
+from mediator.operate.activity import PERIOD, Activity
+from mediator.operate.long_tasks import LongTaskOperations, LongTasks
+from mediator.operate.mailbox_operations import MailboxOperations, RankingOperations
+from mediator.operate.message_operations import DeadOperations, MessageOperations
+from mediator.operate.service_operations import ServiceOperations, SettingsOperations
+from mediator.operate.sessions import CookieSealer, EndedSessions
+from mediator.operate.sign_in import SignIn
+from mediator.operate.tenant_operations import TenantOperations
 from mediator.tenants.directory import TenantDirectory
 from mediator.tenants.updater import TenantUpdater
 from tests.harness.core import Core, core, make_settings

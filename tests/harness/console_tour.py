@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mediator.client import Client
-from mediator.ops.control import send_command
+from mediator.operate.control import send_command
 from pickup.client import Holder, Sender
 from tests.harness.browser import Tab
 from tests.harness.didcomm_service import missing, note, note_v2

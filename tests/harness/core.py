@@ -17,11 +17,11 @@ from mediator.mailboxes.ports import Filter
 from mediator.mailboxes.querying import Query
 from mediator.mailboxes.sending import Send
 from mediator.metrics import Metrics
-from mediator.ops.audit import AuditLog
-from mediator.ops.control import ControlServer, send_command
-from mediator.ops.mailbox_operations import find_address
-from mediator.ops.operations import Operations
-from mediator.ops.scheduler import Scheduler
+from mediator.operate.audit import AuditLog
+from mediator.operate.control import ControlServer, send_command
+from mediator.operate.mailbox_operations import find_address
+from mediator.operate.operations import Operations
+from mediator.operate.scheduler import Scheduler
 from mediator.parts import installed_settings
 from mediator.settings.sections import CleanupSettings
 from mediator.settings.settings import Settings

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mediator.cli import build_app
-from mediator.cli.errors import CommandError
+from mediator.cli.options import CommandError
 from mediator.errors import MediatorError
 from pickup.client import DeliveredMessage, Holder, Sender
 from tests.harness.service import Service, Services

@@ -10,8 +10,8 @@ import pytest
 from openapi_spec_validator import validate
 
 from mediator.mailboxes.address import redact
-from mediator.ops.control import send_command
-from mediator.ops.operations import ROLES, Right
+from mediator.operate.control import send_command
+from mediator.operate.operations import ROLES, Right
 from tests.harness.app import Answer, App, app, card
 from tests.harness.waiting import until
 
@@ -176,7 +176,7 @@ async def test_what_operators_change_stands_in_the_audit_log(admin: Admin) -> No
 
 
 async def test_refused_acts_are_audited_as_they_were_asked(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mediator.ops.audit.MAX_REFUSED", 1000)
+    monkeypatch.setattr("mediator.operate.audit.MAX_REFUSED", 1000)
     operations = {operation.name: operation for operation in admin.app.service.operations.all()}
     acts = [each for each in operations.values() if each.is_act and each.path and each.right not in ROLES["read"]]
     assert len(acts) > 20

@@ -8,7 +8,7 @@ import pytest
 
 from mediator.errors import SetupError, UnavailableError
 from mediator.mailboxes.ports import Copy
-from mediator.ops.store_access import ask_or_use_store
+from mediator.operate.store_access import ask_or_use_store
 from mediator.settings.settings import Settings
 from mediator.store.opening import database_path
 from mediator.store.sqlite import SqliteStore

@@ -38,7 +38,7 @@ from mediator.mailboxes.querying import Query
 from mediator.mailboxes.sending import Send
 from mediator.mailboxes.settling import Ack
 from mediator.metrics import Metrics
-from mediator.ops.control import send_command
+from mediator.operate.control import send_command
 from mediator.store import sqlite as sqlite_module
 from mediator.store.log_space import AHEAD, STEP
 from mediator.store.sqlite import SqliteStore

@@ -21,7 +21,7 @@ from mediator.mailboxes.creating import Create
 from mediator.mailboxes.events import EventType
 from mediator.mailboxes.message import Draft
 from mediator.mailboxes.sending import Send
-from mediator.ops import cleanup, store_access
+from mediator.operate import cleanup_command, store_access
 from mediator.parts import cleanup_steps
 from mediator.settings.sections import CleanupSettings
 from mediator.settings.settings import Settings
@@ -66,7 +66,7 @@ class Said:
 async def clean(options: Settings, said: Said, *, daemon: bool = False, **how: bool) -> int:
     """Run the command; returns its exit code."""
     how = {"dry_run": False, "confirm_clock": False} | how
-    return await cleanup.run(options, cleanup_steps(options), daemon=daemon, say=said, **how)
+    return await cleanup_command.run(options, cleanup_steps(options), daemon=daemon, say=said, **how)
 
 
 async def once(options: Settings, *, dry_run: bool = False, confirm_clock: bool = False) -> list[str]:

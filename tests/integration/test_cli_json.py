@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from mediator.cli import build_app
-from mediator.ops.runs.client import RunHistoryClient
-from mediator.ops.runs.records import Outcome
+from mediator.operate.run_history import RunHistoryClient
+from mediator.operate.runs import Outcome
 from mediator.parts import installed_settings
 from pickup.mediation.names import from_verkey
 from tests.harness.certificates import issue

@@ -10,7 +10,7 @@ import subprocess
 
 import pytest
 
-from mediator.cli.systemd_unit import unit_text
+from mediator.cli.quickstart import unit_text
 from tests.harness.service import Service, free_port
 from tests.integration.test_cli import alone
 

@@ -17,11 +17,10 @@ from mediator.host import Host
 from mediator.http.health import Health
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Retention
-from mediator.ops.activity import Activity
-from mediator.ops.operations import ROLES, Actor, Operations, Right
-from mediator.ops.processes import process_name
-from mediator.ops.runs.commands import RunOperations
-from mediator.ops.runs.history import RunHistory
+from mediator.operate.activity import Activity
+from mediator.operate.operations import ROLES, Actor, Operations, Right
+from mediator.operate.run_history import RunHistory, RunOperations
+from mediator.operate.runs import process_name
 from mediator.store.base import Integrity
 from mediator.store.sqlite import SqliteStore
 from pipeline.reports import ADDRESSES

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from mediator.console.audit import PER_PAGE
+from mediator.console.core_pages import PER_PAGE
 from mediator.mailboxes.address import redact
 from mediator.mailboxes.bounds import DAY
-from mediator.ops.audit import MAX_REFUSED
+from mediator.operate.audit import MAX_REFUSED
 from tests.harness.console_site import ConsoleSite, console_site
 
 

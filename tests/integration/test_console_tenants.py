@@ -11,7 +11,7 @@ from aiohttp import ClientResponse
 from mediator.mailboxes.creating import Create
 from mediator.mailboxes.message import Draft
 from mediator.mailboxes.sending import Send
-from mediator.ops.operations import ROLES, Actor
+from mediator.operate.operations import ROLES, Actor
 from tests.harness.console_site import ConsoleSite, console_site
 
 ACME = "/console/tenants/acme"

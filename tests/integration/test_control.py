@@ -12,14 +12,14 @@ import orjson
 import pytest
 
 from mediator.errors import NoSuchMailboxError, SetupError, UnavailableError
-from mediator.ops import control
-from mediator.ops.control import (
+from mediator.operate import control
+from mediator.operate.control import (
     MAX_CONNECTIONS,
     SOCKET_FILE,
     ControlServer,
     send_command,
 )
-from mediator.ops.operations import MAX_LONG_REQUEST, MAX_REQUEST, Command, Operation, Operations, Right
+from mediator.operate.operations import MAX_LONG_REQUEST, MAX_REQUEST, Command, Operation, Operations, Right
 
 
 def operation(name: str, run: Command, **options: Any) -> Operation:

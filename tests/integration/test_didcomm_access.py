@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from aiohttp import WSCloseCode
 
-from mediator.ops.control import send_command
+from mediator.operate.control import send_command
 from pickup.client import Holder, HttpStatusError, ProblemError, Wallet
 from pickup.mediation.records import Generation
 from tests.harness.didcomm_service import note, note_v2

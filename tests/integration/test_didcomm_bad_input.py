@@ -24,8 +24,8 @@ from mediator.http.health import Health
 from mediator.http.server import HttpServer
 from mediator.mailboxes.bounds import Bounds
 from mediator.metrics import Metrics
-from mediator.ops.control import ControlServer, send_command
-from mediator.ops.operations import Operations
+from mediator.operate.control import ControlServer, send_command
+from mediator.operate.operations import Operations
 from mediator.store.base import Store
 from mediator.store.opening import database_path
 from mediator.store.sqlite import SqliteStore

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from mediator.ops.control import send_command
+from mediator.operate.control import send_command
 from pickup.client import Holder, Sender
 from pickup.client.trial import STEPS
 from pickup.mediation.names import base58, verkey

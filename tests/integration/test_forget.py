@@ -20,10 +20,10 @@ from mediator.mailboxes.message import Draft
 from mediator.mailboxes.querying import Query
 from mediator.mailboxes.sending import Send
 from mediator.metrics import Metrics
-from mediator.ops.audit import AuditLog
-from mediator.ops.forgetting import Forgetting
-from mediator.ops.mailbox_operations import MailboxOperations, find_address
-from mediator.ops.operations import Actor, Operations, Right
+from mediator.operate.audit import AuditLog
+from mediator.operate.forgetting import Forgetting
+from mediator.operate.mailbox_operations import MailboxOperations, find_address
+from mediator.operate.operations import Actor, Operations, Right
 from mediator.parts import cleanup_steps, find_parts
 from mediator.store.base import Store
 from mediator.store.opening import DATABASE_FILE

@@ -34,8 +34,8 @@ from mediator.mailboxes.ports import LeasePlace, Transaction
 from mediator.mailboxes.sending import Send
 from mediator.mailboxes.settling import Ack
 from mediator.metrics import Metrics
-from mediator.ops.audit import AuditLog
-from mediator.ops.operations import Actor, Operation, Operations, Right
+from mediator.operate.audit import AuditLog
+from mediator.operate.operations import Actor, Operation, Operations, Right
 from mediator.settings.sections import JournalSettings
 from mediator.store.base import Place, Store
 from mediator.store.sqlite import SqliteStore

@@ -14,7 +14,7 @@ from mediator.endpoint import Endpoint
 from mediator.http.callers import MAX_FAILURES, read_local_token
 from mediator.login import Login
 from mediator.mcp import http as mcp_http
-from mediator.ops.control import send_command
+from mediator.operate.control import send_command
 from tests.harness.app import App, app, card
 from tests.harness.core import make_settings
 from tests.harness.mcp_http import application, calls

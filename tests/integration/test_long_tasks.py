@@ -12,9 +12,8 @@ import pytest
 
 from mediator.backup import WORKING, BackupFile
 from mediator.errors import AlreadyRunningError, BadRequestError, NotAllowedError
-from mediator.ops.long_tasks.operations import LongTaskOperations
-from mediator.ops.long_tasks.runner import LongTasks, settings_as_json
-from mediator.ops.operations import ROLES, Actor, Operations
+from mediator.operate.long_tasks import LongTaskOperations, LongTasks, settings_as_json
+from mediator.operate.operations import ROLES, Actor, Operations
 from mediator.store.opening import database_path
 from mediator.system import usage
 from tests.harness.console_site import ConsoleSite, console_site

@@ -17,16 +17,15 @@ from aiohttp.test_utils import TestServer
 from joserfc.jwk import RSAKey
 from prometheus_client import CollectorRegistry
 
-from mediator.admin.access import CSRF_HEADER, SIGN_IN, Access
-from mediator.admin.sessions import SESSION_SECONDS, CookieSealer
-from mediator.admin.sign_in import BEGIN, SIGN_OUT, SignIn
 from mediator.broker import Broker
 from mediator.errors import UnavailableError
 from mediator.http.app import build_app
 from mediator.http.callers import MAX_FAILURES, WINDOW, FailedAttempts, HttpCallers, tokens_of
 from mediator.http.health import Health
-from mediator.ops.ended_sessions import EndedSessions
-from mediator.ops.operations import Actor, Audit, Operation, OperationRequest, Operations, Right
+from mediator.operate.access import CSRF_HEADER, SIGN_IN, Access
+from mediator.operate.operations import Actor, Audit, Operation, OperationRequest, Operations, Right
+from mediator.operate.sessions import SESSION_SECONDS, CookieSealer, EndedSessions
+from mediator.operate.sign_in import BEGIN, SIGN_OUT, SignIn
 from mediator.store.base import Place, Store, Transaction
 from mediator.store.sqlite import SqliteStore
 from tests.harness.app import PATIENCE, app

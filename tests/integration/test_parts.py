@@ -8,7 +8,7 @@ import nats
 import orjson
 import pytest
 
-from mediator.ops.control import send_command
+from mediator.operate.control import send_command
 from tests.harness.service import Services
 from tests.harness.waiting import PATIENCE
 
@@ -43,8 +43,8 @@ class EchoPart(Part):
     async def open(self, host):
         from aiohttp import web
 
-        from mediator.ops.operations import Operation, Right
-        from mediator.ops.schemas import TEXT, obj
+        from mediator.operate.operations import Operation, Right
+        from mediator.operate.operations import TEXT, obj
 
         greeting = host.settings.section(EchoSettings).greeting
 

@@ -10,11 +10,9 @@ import orjson
 import pytest
 
 from mediator.errors import SetupError, StoreHeldError, UnavailableError
-from mediator.ops import store_access
-from mediator.ops.runs.client import RunHistoryClient
-from mediator.ops.runs.commands import RunOperations
-from mediator.ops.runs.history import RunHistory
-from mediator.ops.runs.records import RUN_VARIABLE, Outcome
+from mediator.operate import store_access
+from mediator.operate.run_history import RunHistory, RunHistoryClient, RunOperations
+from mediator.operate.runs import RUN_VARIABLE, Outcome
 from mediator.settings.settings import Settings
 from mediator.store.opening import database_path
 from mediator.store.sqlite import SqliteStore

@@ -13,10 +13,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from mediator.ops.processes import is_gone, process_name
-from mediator.ops.runs.commands import RunOperations
-from mediator.ops.runs.history import SCHEDULED, RunHistory
-from mediator.ops.runs.records import RUN_VARIABLE, Outcome, Run
+from mediator.operate.run_history import SCHEDULED, RunHistory, RunOperations
+from mediator.operate.runs import RUN_VARIABLE, Outcome, Run, is_gone, process_name
 from mediator.system import child_process as child
 from mediator.system.child_process import ChildEnd, run_child
 from pipeline.service import MAX_LINE, MAX_LINES, ChildLog, PipelineOperations, PipelineScheduler
@@ -313,7 +311,7 @@ async def test_a_run_cut_off_by_the_end_is_killed_and_begun_again(tmp_path: Path
 
 async def test_a_child_that_tells_its_own_end_has_the_last_word(tmp_path: Path) -> None:
     code = (
-        "import asyncio, os, sys; from pathlib import Path; from mediator.ops.control import send_command\n"
+        "import asyncio, os, sys; from pathlib import Path; from mediator.operate.control import send_command\n"
         f"asyncio.run(send_command(Path(sys.argv[-1]), 'run-end', run=int(os.environ['{RUN_VARIABLE}']),"
         " outcome='succeeded',"
         " numbers={'events': 7}))"

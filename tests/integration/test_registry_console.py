@@ -9,7 +9,7 @@ from urllib.parse import unquote
 import pytest
 
 from mediator.mailboxes.address import redact
-from mediator.ops.control import send_command
+from mediator.operate.control import send_command
 from tests.harness.app import PATIENCE, App, app, card
 from tests.harness.console_site import ROLES as ALL
 from tests.harness.console_site import token

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from mediator.errors import BadRequestError
-from mediator.ops.control import send_command
+from mediator.operate.control import send_command
 from registry.api.operations import MAX_TOGETHER
 from registry.embedding.texts import TEMPLATE
 from registry.index.vectors import pack_rows

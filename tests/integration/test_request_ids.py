@@ -13,7 +13,7 @@ import structlog
 from mediator.mailboxes.mailbox import Kind, Mailbox
 from mediator.mailboxes.message import Draft
 from mediator.mailboxes.sending import KindHooks
-from mediator.ops import logs
+from mediator.operate import logs
 from mediator.request_ids import RequestScope
 from mediator.trace_hooks import TraceHooks
 from tests.harness.app import app

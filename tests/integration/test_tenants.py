@@ -11,7 +11,7 @@ import pytest
 from nats.aio.client import Client
 from yarl import URL
 
-from mediator.ops.control import send_command
+from mediator.operate.control import send_command
 from pickup.client import Holder
 from pickup.client.errors import ClientError, NoAnswerError
 from tests.harness.app import App

@@ -12,8 +12,8 @@ from nats.errors import NoServersError
 from mediator.errors import SetupError
 from mediator.login import Login
 from mediator.nats.connection import Upstreams, connect
-from mediator.ops.diagnosis import Level
-from mediator.ops.installation import certificate_findings
+from mediator.operate.diagnosis import Level
+from mediator.operate.service_operations import certificate_findings
 from tests.harness.certificates import Certificate, issue
 from tests.harness.external import nats_server
 from tests.harness.gateway import gateway

@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from mediator.errors import SetupError
 from mediator.mailboxes.address import redact
-from mediator.ops.control import send_command
+from mediator.operate.control import send_command
 from mediator.settings.sections import OtelSettings
 from mediator.tracing import opening
 from mediator.tracing.opening import Instruments, open_tracing

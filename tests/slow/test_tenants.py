@@ -13,7 +13,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from mediator.nats.accounts import TenantAccount, snippet
-from mediator.ops.control import send_command
+from mediator.operate.control import send_command
 from tests.harness.postgres import Server
 from tests.harness.service import Service, Services
 from tests.harness.waiting import until

@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from mediator.errors import UnavailableError
-from mediator.ops.coalescing import CoalescingTask
+from mediator.operate.scheduler import CoalescingTask
 
 
 class Work:

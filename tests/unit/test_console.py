@@ -6,12 +6,11 @@ import pytest
 from multidict import MultiDict
 
 from mediator.console import formats
-from mediator.console.forms import read_form
+from mediator.console.console import read_form
 from mediator.console.streams import Broadcast, event
 from mediator.errors import BadRequestError
-from mediator.ops.operations import Operation, OperationRequest, Right
-from mediator.ops.sampling import percentile
-from mediator.ops.schemas import COUNT, FLAG, TEXT, many, obj, or_null
+from mediator.operate.activity import percentile
+from mediator.operate.operations import COUNT, FLAG, TEXT, Operation, OperationRequest, Right, many, obj, or_null
 
 
 async def refuse(_request: OperationRequest) -> dict[str, object]:

@@ -12,7 +12,7 @@ import structlog
 
 from mediator.errors import NoSuchMailboxError
 from mediator.mailboxes.address import redact
-from mediator.ops import logs
+from mediator.operate import logs
 
 ADDRESS = "kx7fsecretaddressofsomebody"
 

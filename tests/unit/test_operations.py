@@ -6,9 +6,20 @@ from typing import Any, cast
 import pytest
 
 from mediator.errors import BadRequestError, NoSuchMailboxError, NotAllowedError, SetupError
-from mediator.ops.operations import ROLES, Actor, Operation, Operations, Right
-from mediator.ops.schemas import COUNT, TEXT, limit, many, obj, payload
-from mediator.ops.service_operations import ServiceOperations
+from mediator.operate.operations import (
+    COUNT,
+    ROLES,
+    TEXT,
+    Actor,
+    Operation,
+    Operations,
+    Right,
+    limit,
+    many,
+    obj,
+    payload,
+)
+from mediator.operate.service_operations import ServiceOperations
 from tests.harness.core import make_settings
 
 OWNER = Actor("ada", frozenset(Right), "socket")

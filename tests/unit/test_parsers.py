@@ -12,7 +12,7 @@ from mediator.errors import BadRequestError
 from mediator.fields import Fields, StrictFields, has_controls, parse_body, printable, whole_number
 from mediator.nats import requests
 from mediator.nats.frames import decode_headers
-from mediator.ops.operations import read_number, read_optional_time
+from mediator.operate.operations import read_number, read_optional_time
 from tests.fuzz import targets
 from tests.fuzz.__main__ import main
 

@@ -7,14 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mediator.errors import BadRequestError
-from mediator.ops.runs.history import SCHEDULED
-from mediator.ops.runs.records import Outcome, Run
-from mediator.ops.runs.rules import (
+from mediator.operate.run_history import SCHEDULED
+from mediator.operate.runs import (
     GONE,
     HIDDEN,
     MAX_ARGUMENT,
     MAX_ARGUMENTS,
     MAX_ERROR,
+    Outcome,
+    Run,
     find_failed,
     new_ending,
     new_run,

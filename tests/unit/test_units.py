@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from mediator.ops.units import format_bytes, format_duration, format_time, parse_duration, parse_seconds, parse_time
+from mediator.operate.units import format_bytes, format_duration, format_time, parse_duration, parse_seconds, parse_time
 
 NOW = 1_767_225_600
 

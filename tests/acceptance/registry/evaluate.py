@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from mediator.ops import logs
+from mediator.operate import logs
 from mediator.system.usage import descendants, resident_mb
 from registry.embedding.models import DEFAULT_MODEL
 from registry.evaluation import MEASURES, ConfidenceInterval, intervals, perfect_order, rate_all, run_trial

@@ -7,7 +7,7 @@ import nats
 import orjson
 import pytest
 
-from mediator.ops import control
+from mediator.operate import control
 from registry.cards.sources import read_sources
 from registry.evaluation import read_catalog
 from tests.acceptance.registry.asking import PREFIX

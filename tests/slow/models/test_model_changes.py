@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from mediator.broker import Broker
 from mediator.mailboxes.bounds import Bounds
-from mediator.ops.control import send_command
+from mediator.operate.control import send_command
 from mediator.store.base import Store
 from mediator.store.opening import database_path
 from mediator.store.sqlite import SqliteStore

@@ -6,8 +6,7 @@ import pytest
 import typer
 
 from mediator.cli import main
-from mediator.cli.errors import CommandError
-from mediator.cli.options import CommandGroup
+from mediator.cli.options import CommandError, CommandGroup
 from mediator.errors import BadRequestError
 from mediator.system.extras import install_command
 from pipeline.jobs import MAX_CONF, SMALL_BYTES, SparkOptions, is_small, job

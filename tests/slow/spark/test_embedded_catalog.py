@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mediator.ops.control import send_command
+from mediator.operate.control import send_command
 from tests.harness.client import Client
 from tests.harness.models import copy_model, exports, mirror, wants_models
 from tests.harness.service import Service, Services

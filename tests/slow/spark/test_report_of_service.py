@@ -23,8 +23,8 @@ pytest.importorskip("pyspark", reason="needs the extra pipeline")
 
 from deltalake import DeltaTable
 
-from mediator.ops.control import send_command
-from mediator.ops.runs.history import SCHEDULED
+from mediator.operate.control import send_command
+from mediator.operate.run_history import SCHEDULED
 from pickup.client import Holder
 from pipeline.reports.usage import TOTALS
 from tests.harness import content

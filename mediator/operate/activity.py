@@ -1,0 +1,324 @@
+"""What instances do: samples every few seconds for an hour, in memory, and the operations that show them."""
+
+import asyncio
+import time
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from math import inf
+from typing import Final, NamedTuple
+
+import orjson
+from prometheus_client import CollectorRegistry
+
+from mediator import __version__
+from mediator.announcer import Announcer
+from mediator.broker import Broker
+from mediator.errors import MediatorError
+from mediator.http.health import Health
+from mediator.journal import FOLDER as JOURNAL_FOLDER
+from mediator.mailboxes.lanes import LANES
+from mediator.mailboxes.mailbox import Retention
+from mediator.mailboxes.ports import MailboxRow, Usage
+from mediator.operate.operations import (
+    ADDRESS,
+    COUNT,
+    FLAG,
+    TEXT,
+    TIME,
+    Answer,
+    OperationRequest,
+    Operations,
+    Right,
+    about,
+    many,
+    obj,
+    operation,
+    or_null,
+    table,
+)
+from mediator.settings.settings import Settings
+from mediator.store.base import Transaction
+from mediator.store.opening import database_path
+
+PERIOD: Final = 10
+"""Seconds between samples."""
+KEPT: Final = 3600 // PERIOD
+LOOKED_AT: Final = 10_000
+"""Mailboxes of each tenant among which the oldest message is searched."""
+LANE_WORDS: Final = tuple(lane.name.lower() for lane in LANES)
+_FLOWS: Final = {
+    "stored": "incoming",
+    "released": "incoming",
+    "delivered": "outgoing",
+    "leased": "outgoing",
+    "acknowledged": "acknowledged",
+}
+"""What each event of the metrics counts for."""
+COLUMNS: Final = (
+    *(f"{way}.{lane}" for way in dict.fromkeys(_FLOWS.values()) for lane in LANE_WORDS),
+    "requests",
+    "failed",
+    "p50",
+    "p99",
+    "messages",
+    "bytes",
+)
+"""What is in a sample: messages a second by flow and lane, requests a second and how many of them failed, latencies in
+seconds of those that wait for nobody (None: there was none), and what is stored."""
+_SOCKETS: Final = {
+    "mediator_http_connections": "http",
+    "mediator_didcomm_sockets": "websocket",
+    "mediator_gateway_connections": "nats",
+    "mediator_push_subscriptions": "subscriptions",
+}
+_READ: Final = (
+    "mediator_messages_total",
+    "mediator_requests_total",
+    "mediator_request_seconds_bucket",
+    *_SOCKETS,
+)
+_WAITING: Final = frozenset({"FETCH", "DISCOVER"})
+"""Verbs whose time is not the service's own: they wait for mail, or for a model."""
+_SPARING: Final = 200
+"""What is read of all mailboxes is read again after so many times what it last took."""
+
+Sample = Mapping[str, float | None]
+TOPIC: Final = "seen"
+FORGET_SECONDS: Final = 600.0
+"""An instance that was not heard of for so long is no longer shown."""
+MAX_INSTANCES: Final = 100
+_SAMPLE: Final = table(or_null({"type": "number"}))
+_INSTANCE: Final = obj(
+    instance=TEXT,
+    version=TEXT,
+    since=TIME,
+    heard_at=TIME,
+    ready=FLAG,
+    checks=table(TEXT),
+    sample=about(_SAMPLE, "Its last seconds, with the names of activity-history."),
+    sockets=about(table(COUNT), "Open connections, and subscriptions to stored mail."),
+    pending=COUNT,
+    waiting=COUNT,
+)
+
+
+class Stored(NamedTuple):
+    """What is stored altogether, and the mailbox with the oldest message that an ACK would remove."""
+
+    usage: Usage
+    oldest: MailboxRow | None
+
+
+class _Counts:
+    """The metrics at one moment."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.at = time.monotonic()
+        self.counts: defaultdict[str, float] = defaultdict(float)
+        self.buckets: defaultdict[float, float] = defaultdict(float)
+        self.sockets = dict.fromkeys(_SOCKETS.values(), 0)
+        # A restricted registry leaves out what costs more, such as reading the files of the process.
+        for metric in registry.restricted_registry(_READ).collect():
+            for name, labels, value, *_ in metric.samples:
+                if name == "mediator_messages_total":
+                    if flow := _FLOWS.get(labels["event"]):
+                        self.counts[f"{flow}.{labels['lane']}"] += value
+                elif name == "mediator_requests_total":
+                    self.counts["requests"] += value
+                    self.counts["failed"] += value if labels["outcome"] != "ok" else 0
+                elif name in _SOCKETS:
+                    self.sockets[_SOCKETS[name]] = int(value)
+                elif labels["verb"] not in _WAITING:
+                    self.buckets[float(labels["le"])] += value
+
+
+class Sampler:
+    """Takes the samples; :meth:`take` is to be called each :data:`PERIOD`."""
+
+    def __init__(self, broker: Broker, registry: CollectorRegistry) -> None:
+        self.samples: deque[Sample] = deque(maxlen=KEPT)
+        self.stored = Stored(Usage(0, 0), None)
+        self._broker = broker
+        self._registry = registry
+        self._last = _Counts(registry)
+        self._stored_at = -inf
+        self._stored_took = 0.0
+
+    @property
+    def sockets(self) -> Mapping[str, int]:
+        """How many connections and subscriptions there were when the last sample was taken, by kind."""
+        return self._last.sockets
+
+    async def take(self) -> Sample:
+        """Take a sample of the time since the last one."""
+        before, now = self._last, _Counts(self._registry)
+        self._last = now
+        seconds = max(now.at - before.at, 0.001)
+        buckets = sorted((bound, count - before.buckets[bound]) for bound, count in now.buckets.items())
+        await self._look()
+        sample: dict[str, float | None] = {
+            name: (now.counts[name] - before.counts[name]) / seconds for name in COLUMNS if name not in _OTHER
+        }
+        sample |= {
+            "at": time.time(),
+            "p50": percentile(buckets, 0.5),
+            "p99": percentile(buckets, 0.99),
+            "messages": self.stored.usage.messages,
+            "bytes": self.stored.usage.bytes,
+        }
+        self.samples.append(sample)
+        return sample
+
+    async def _look(self) -> None:
+        """Look at all mailboxes, as often as that is cheap."""
+        begun = time.monotonic()
+        if begun - self._stored_at >= self._stored_took * _SPARING:
+            # What is wrong with the store is for the health check to say.
+            with suppress(MediatorError):
+                self.stored = await self._broker.read(_look)
+            self._stored_at = time.monotonic()
+            self._stored_took = self._stored_at - begun
+
+
+_OTHER: Final = frozenset({"p50", "p99", "messages", "bytes"})
+
+
+def _look(tx: Transaction, now: int) -> Stored:
+    tenants = tx.mailboxes.tenants()
+    held = [tx.mailboxes.usage(tenant, now) for tenant in tenants]
+    rows = (row for tenant in tenants for row in tx.mailboxes.survey(tenant, "", LOOKED_AT, now))
+    waiting = (row for row in rows if row.oldest_at is not None and row.retention is Retention.UNTIL_ACK)
+    return Stored(
+        Usage(sum(each.messages for each in held), sum(each.bytes for each in held)),
+        min(waiting, key=lambda row: row.oldest_at or 0, default=None),
+    )
+
+
+def percentile(buckets: Sequence[tuple[float, float]], part: float) -> float | None:
+    """Return a percentile of a histogram, interpolated as Prometheus does; ``buckets``: bounds and cumulated counts."""
+    total = buckets[-1][1] if buckets else 0
+    if total <= 0:
+        return None
+    low = below = 0.0
+    for bound, count in buckets:
+        if count >= part * total:
+            return low if bound == inf else low + (bound - low) * (part * total - below) / max(count - below, 1e-9)
+        low, below = bound, count
+    return low
+
+
+class Activity:
+    """Takes samples, tells the other instances of them, and answers the operations."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        settings: Settings,
+        health: Health,
+        registry: CollectorRegistry,
+        announcer: Announcer | None,
+    ) -> None:
+        self.listener: Callable[[Sample], Awaitable[None]] | None = None
+        """Called with each sample; the console's live pages follow it."""
+        self._broker = broker
+        self._settings = settings
+        self._health = health
+        self._announcer = announcer
+        self._sampler = Sampler(broker, registry)
+        self._since = time.time()
+        self._others: dict[str, Answer] = {}
+
+    async def open(self, operations: Operations) -> None:
+        """Register the operations, and listen to the other instances."""
+        operations.add_methods(self)
+        if self._announcer is not None:
+            await self._announcer.listen(self._hear)
+
+    async def tick(self) -> None:
+        """Take a sample and pass it on; to be called each :data:`mediator.operate.activity.PERIOD`."""
+        sample = await self._sampler.take()
+        if self._announcer is not None:
+            await self._announcer.publish(orjson.dumps(await self._self()))
+        if self.listener is not None:
+            await self.listener(sample)
+
+    def _hear(self, data: bytes) -> None:
+        told: Answer = orjson.loads(data)
+        now = time.time()
+        known = {name: each for name, each in self._others.items() if now - each["heard_at"] < FORGET_SECONDS}
+        if told["instance"] != self._settings.instance and len(known) < MAX_INSTANCES:
+            known[told["instance"]] = told | {"heard_at": now}
+        self._others = known
+
+    async def _self(self) -> Answer:
+        report = await self._health.report()
+        samples = self._sampler.samples
+        return {
+            "instance": self._settings.instance,
+            "version": __version__,
+            "since": self._since,
+            "heard_at": time.time(),
+            "ready": report.ready,
+            "checks": report.checks,
+            "sample": samples[-1] if samples else dict.fromkeys(COLUMNS, None),
+            "sockets": self._sampler.sockets,
+            "pending": self._broker.pending,
+            "waiting": self._broker.waiting,
+        }
+
+    @operation(
+        "activity",
+        Right.READ,
+        "What the instances did in the last seconds, and what is stored",
+        obj(
+            instance=about(TEXT, "The instance that answers; the others share its database."),
+            instances=many(_INSTANCE),
+            database=TEXT,
+            depth=obj(messages=COUNT, bytes=COUNT),
+            oldest=about(
+                or_null(obj(tenant=TEXT, mail_address=ADDRESS, number=COUNT, created_at=TIME)),
+                "The oldest message that waits for an ACK which removes it, among the first "
+                f"{LOOKED_AT} mailboxes of each tenant.",
+            ),
+            storage=about(table(COUNT), "Bytes on disk."),
+        ),
+        path="/activity",
+    )
+    async def _now(self, _request: OperationRequest) -> Answer:
+        usage, oldest = self._sampler.stored
+        return {
+            "instance": self._settings.instance,
+            "instances": [await self._self(), *(self._others[name] for name in sorted(self._others))],
+            "database": "sqlite" if self._settings.database_url is None else "postgresql",
+            "depth": {"messages": usage.messages, "bytes": usage.bytes},
+            "oldest": oldest
+            and {
+                "tenant": oldest.tenant,
+                "mail_address": oldest.address,
+                "number": oldest.no,
+                "created_at": (oldest.oldest_at or 0) / 1000,
+            },
+            "storage": {
+                "database": await self._broker.read(lambda tx, _now: tx.session.dialect.size()),
+                **await asyncio.to_thread(self._files),
+            },
+        }
+
+    def _files(self) -> dict[str, int]:
+        """Return the bytes of what lies beside the database."""
+        folder = self._settings.data_dir
+        log = database_path(folder)
+        files = {"log": [log.with_name(f"{log.name}-wal")], "journal": (folder / JOURNAL_FOLDER).glob("*")}
+        return {name: sum(path.stat().st_size for path in paths if path.is_file()) for name, paths in files.items()}
+
+    @operation(
+        "activity-history",
+        Right.READ,
+        "What this instance did in the last hour, a row for each few seconds",
+        obj(kept=about(COUNT, "Rows that are kept."), columns=table(many(or_null({"type": "number"})))),
+        path="/activity/history",
+    )
+    async def _history(self, _request: OperationRequest) -> Answer:
+        samples = list(self._sampler.samples)
+        return {"kept": KEPT, "columns": {name: [each[name] for each in samples] for name in ("at", *COLUMNS)}}

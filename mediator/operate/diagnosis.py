@@ -1,0 +1,408 @@
+"""The state of one mailbox for operators, and why it is stuck, in sentences an operator can act on."""
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from mediator.mailboxes.address import RESERVED
+from mediator.mailboxes.bounds import DAY, Bounds, Quota
+from mediator.mailboxes.creating import get_live_mailbox
+from mediator.mailboxes.fetching import spent
+from mediator.mailboxes.group import MAX_GROUPS, MAX_LEASED, NO_LEASE, Group
+from mediator.mailboxes.lanes import LANES, Lane
+from mediator.mailboxes.mailbox import Kind, Mailbox, Retention
+from mediator.mailboxes.message import Handle
+from mediator.mailboxes.ports import Usage
+from mediator.mailboxes.sending import NO_HOOKS, KindHooks
+from mediator.operate.units import format_bytes, format_count, format_duration, format_time
+from mediator.store.base import Transaction
+
+WINDOW = 10_000
+"""Messages examined one by one from either end; what is between is estimated."""
+GROUPS = 50
+DEAD = 1000
+READ_MESSAGES = 200
+READ_BYTES = 1 << 20
+DELAYED_BYTES = 16 << 20
+QUIET = 60_000
+"""Milliseconds a message may wait before it is called stuck."""
+NEARLY = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class LaneView:
+    """One lane among the oldest messages. Times are milliseconds since the epoch."""
+
+    lane: Lane
+    messages: int
+    oldest_id: int | None
+    oldest_at: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupView:
+    """One consumer group: how many messages are in which state for it."""
+
+    name: str
+    settled: tuple[int, ...]
+    waiting: int
+    """Never delivered to it."""
+    waiting_since: int | None
+    open: int
+    """Delivered without a lease and not acknowledged: each FETCH returns them again."""
+    exact: bool
+    """Whether ``waiting`` and ``open`` are exact; otherwise they are upper bounds."""
+    leased: int
+    """In the hands of workers now."""
+    delayed: int
+    """Given back with a delay that is not over."""
+    due: int
+    """Leased once, and to be delivered again."""
+    dead: int
+    dead_more: bool
+    next_lease_end: int | None
+    next_delay_end: int | None
+    max_deliver: int | None
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has nothing to do."""
+        return not (self.waiting or self.open or self.leased or self.delayed or self.due or self.dead)
+
+
+@dataclass(frozen=True, slots=True)
+class MailboxView:
+    """One mailbox. Times are milliseconds since the epoch."""
+
+    mailbox: Mailbox
+    send_address: str
+    """Its send-only address (A10), empty for one that takes no SEND."""
+    oldest: Handle | None
+    counted: int
+    """How many of the oldest messages ``lanes`` counts."""
+    lanes: tuple[LaneView, ...]
+    expired: int
+    """Expired messages among them that wait for the clean-up."""
+    ending: int
+    """Messages among the oldest few that have an expiry time."""
+    first_end: int | None
+    delayed: Usage
+    next_due: int | None
+    """None also when too much is delayed to look at."""
+    group_count: int
+    groups: tuple[GroupView, ...]
+    tenant: Usage | None
+    """The tenant's usage, if it has a quota."""
+    connection_no: int | None
+    """The DIDComm connection that the mailbox was granted to."""
+
+
+def inspect_mailbox(
+    tx: Transaction,
+    tenant: str,
+    address: str,
+    tenant_quota: Quota,
+    now: int,
+    hooks: Mapping[Kind, KindHooks] = NO_HOOKS,
+) -> MailboxView:
+    """Look at a mailbox; :class:`NoSuchMailboxError` if it does not exist. Reads a bounded number of rows."""
+    mailbox = get_live_mailbox(tx, tenant, address, now)
+    first = tx.messages.first(mailbox, WINDOW)
+    there = tx.messages.handles(mailbox, [handle.msg_id for handle in first], now)
+    oldest = [handle for handle in first if handle.msg_id in there]
+    if len(first) < WINDOW:
+        window = _Window(oldest, 0)
+    else:
+        start = max(0, mailbox.next_id - WINDOW)
+        last = mailbox.next_id - 1
+        alive = [h for lane in LANES for h in tx.messages.between(mailbox, lane, start - 1, last, now)]
+        window = _Window(alive, start)
+    ends = _ends(tx, mailbox, oldest, now)
+    delayed = tx.delays.usage(mailbox, now)
+    groups = tx.groups.of(mailbox, GROUPS)
+    return MailboxView(
+        mailbox=mailbox,
+        send_address="" if mailbox.address in RESERVED else tx.mailboxes.send_only(mailbox),
+        oldest=oldest[0] if oldest else None,
+        counted=len(first),
+        lanes=tuple(_lane(lane, oldest) for lane in LANES),
+        expired=len(first) - len(oldest),
+        ending=len(ends),
+        first_end=min(ends, default=None),
+        delayed=delayed,
+        next_due=_next_due(tx, mailbox, delayed),
+        group_count=tx.groups.count(mailbox),
+        groups=tuple(_group_view(tx, mailbox, group, window, now) for group in groups),
+        tenant=tx.mailboxes.usage(tenant, now) if tenant_quota.messages or tenant_quota.bytes else None,
+        connection_no=hooks[mailbox.kind].find_holder(tx, mailbox) if mailbox.kind in hooks else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """All living messages from the msg_id ``start`` on."""
+
+    handles: Sequence[Handle]
+    start: int
+
+
+def _lane(lane: Lane, oldest: Iterable[Handle]) -> LaneView:
+    mine = [handle for handle in oldest if handle.lane is lane]
+    return LaneView(lane, len(mine), mine[0].msg_id if mine else None, mine[0].created_at if mine else None)
+
+
+def _ends(tx: Transaction, mailbox: Mailbox, oldest: Sequence[Handle], now: int) -> list[int]:
+    ids = [handle.msg_id for handle in oldest[:READ_MESSAGES]]
+    read = tx.messages.pick(mailbox, ids, READ_BYTES, now) if ids else []
+    return [message.expire_at for message in read if message.expire_at is not None]
+
+
+def _next_due(tx: Transaction, mailbox: Mailbox, delayed: Usage) -> int | None:
+    if not delayed.messages or delayed.messages > WINDOW or delayed.bytes > DELAYED_BYTES:
+        return None
+    return min((item.due_at for item in tx.delays.of(mailbox, WINDOW)), default=None)
+
+
+def _group_view(tx: Transaction, mailbox: Mailbox, group: Group, window: _Window, now: int) -> GroupView:
+    leased = tx.leases.living(mailbox, group, now).number
+    delayed = tx.leases.living(mailbox, group, now, delayed=True).number
+    due = tx.leases.due(group, now, MAX_LEASED)
+    there = tx.messages.handles(mailbox, [lease.msg_id for lease in due], now)
+    ended = [lease for lease in due if lease.msg_id in there]
+    last = [lease.msg_id for lease in ended if spent(group, lease)]
+    unleased = sum(lease.until == NO_LEASE for lease in ended)
+    buried = [lease.msg_id for lease in tx.leases.dead(group, -1, DEAD + 1)]
+    dead = tx.messages.handles(mailbox, [*last, *buried[:DEAD]], now)
+    waiting = [h for h in window.handles if h.msg_id > group.delivered[h.lane]]
+    unsettled = sum(group.settled[h.lane] < h.msg_id <= group.delivered[h.lane] for h in window.handles)
+    exact = min(group.settled) >= window.start - 1
+    if exact:
+        behind, unacknowledged = len(waiting), unsettled
+    else:
+        behind = min(mailbox.messages, mailbox.next_id - 1 - min(group.delivered))
+        unacknowledged = min(mailbox.messages, sum(group.delivered) - sum(group.settled))
+    return GroupView(
+        name=group.name,
+        settled=tuple(group.settled),
+        waiting=behind,
+        waiting_since=min((h.created_at for h in waiting), default=None),
+        open=unacknowledged + unleased,
+        exact=exact,
+        leased=leased,
+        delayed=delayed,
+        due=len(ended) - len(last) - unleased,
+        dead=len(dead),
+        dead_more=len(buried) > DEAD,
+        next_lease_end=tx.leases.next_end(group, now, delayed=[False]) if leased else None,
+        next_delay_end=tx.leases.next_end(group, now, delayed=[True]) if delayed else None,
+        max_deliver=group.max_deliver,
+    )
+
+
+class Level(StrEnum):
+    """The severity of a finding."""
+
+    OK = "ok"
+    NOTE = "note"
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A finding of the doctor, and what to do about it."""
+
+    level: Level
+    text: str
+    advice: str = ""
+
+
+DoctorCheck = Callable[[], Awaitable[Sequence[Finding]]]
+"""Looks at one part of the service."""
+
+
+def diagnose(view: MailboxView, named: str, bounds: Bounds, now: int) -> list[Finding]:
+    """Return why messages stay in a mailbox, the worst first.
+
+    ``named``: its address as the reader may see it. ``now``: ms since the epoch.
+    """
+    findings = [*_mailbox(view, now), *_full(view, bounds), *_wallet(view, now), *_groups(view, named, now)]
+    if not any(finding.level is Level.PROBLEM for finding in findings):
+        findings.append(Finding(Level.OK, "Nothing is stuck."))
+    order = list(Level)
+    return sorted(findings, key=lambda finding: -order.index(finding.level))
+
+
+def _mailbox(view: MailboxView, now: int) -> Iterator[Finding]:
+    mailbox = view.mailbox
+    if mailbox.messages == view.expired:
+        came = f", the last one came {_when(mailbox.last_at, now)}" if mailbox.next_id else ", none ever came"
+        yield Finding(Level.NOTE, f"The mailbox holds no message that can be read{came}.")
+    if view.delayed.messages:
+        due = f" The next is due {_when(view.next_due, now)}." if view.next_due is not None else ""
+        yield Finding(Level.NOTE, f"Delayed, and out of sight until due: {_messages(view.delayed.messages)}.{due}")
+    if mailbox.expire_at is not None and mailbox.expire_at - now < DAY:
+        yield Finding(
+            Level.NOTE,
+            f"The mailbox expires {_when(mailbox.expire_at, now)}, with everything in it.",
+            "The TTL of a mailbox is fixed at creation; fetch what matters before.",
+        )
+    if view.first_end is not None:
+        yield Finding(
+            Level.NOTE,
+            f"Among the oldest, {_messages(view.ending)} with an end of their own; the first goes "
+            f"{_when(view.first_end, now)}.",
+            "After that it is not delivered any more, acknowledged or not.",
+        )
+    if view.expired:
+        yield Finding(Level.NOTE, f"Expired: {_messages(view.expired)}; the clean-up frees the space.")
+
+
+def _full(view: MailboxView, bounds: Bounds) -> Iterator[Finding]:
+    mailbox, delayed = view.mailbox, view.delayed
+    held = Usage(mailbox.messages + delayed.messages, mailbox.bytes + delayed.bytes)
+    yield from _against("The mailbox", held, bounds.mailbox)
+    if view.tenant is not None:
+        yield from _against(f"Tenant {mailbox.tenant}", view.tenant, bounds.tenant)
+    if view.group_count >= MAX_GROUPS:
+        yield Finding(
+            Level.PROBLEM,
+            f"The mailbox has {view.group_count} groups, the maximum: a FETCH of a new group is refused.",
+            "Reuse group names; a group lives as long as its mailbox.",
+        )
+
+
+def _against(who: str, held: Usage, quota: Quota) -> Iterator[Finding]:
+    for what, use, limit, shown in (
+        ("messages", held.messages, quota.messages, f"{held.messages} of {quota.messages} messages"),
+        ("bytes", held.bytes, quota.bytes, f"{format_bytes(held.bytes)} of {format_bytes(quota.bytes)}"),
+    ):
+        if limit and use >= limit:
+            yield Finding(
+                Level.PROBLEM,
+                f"{who} is full, {shown}: a SEND is refused with quota_exceeded.",
+                f"Remove messages (retention until_ack, a TTL, `mediator delete`), or raise the {what} quota.",
+            )
+        elif limit and use >= limit * NEARLY:
+            yield Finding(Level.NOTE, f"{who} is nearly full: {shown}.")
+
+
+def _wallet(view: MailboxView, now: int) -> Iterator[Finding]:
+    """Report which wallet the mail is for, and how long it has waited."""
+    if view.connection_no is None or view.oldest is None:
+        return
+    oldest = view.oldest.created_at
+    yield Finding(
+        Level.PROBLEM if now - oldest > DAY else Level.NOTE,
+        f"It keeps the mail of a wallet, connection {view.connection_no}: the oldest has waited since "
+        f"{_when(oldest, now)}.",
+        f"`mediator connections show {view.connection_no}` says when the wallet was last seen, and how its mail is "
+        "delivered. Mail that is not picked up is removed after didcomm.keep_days.",
+    )
+
+
+def _groups(view: MailboxView, named: str, now: int) -> Iterator[Finding]:
+    mailbox = view.mailbox
+    there = mailbox.messages - view.expired
+    if not view.groups:
+        # Wallets pick up without a group.
+        if there and mailbox.kind is not Kind.MEDIATION:
+            since = f", the oldest since {_when(view.oldest.created_at, now)}" if view.oldest else ""
+            yield Finding(
+                Level.PROBLEM,
+                f"No group has ever fetched from it, and it holds {_messages(there)}{since}.",
+                f"Begin with `mediator fetch {named} --group NAME --deliver earliest`. "
+                "A FETCH without a group leaves no trace here and removes nothing.",
+            )
+        return
+    for group in view.groups:
+        yield from _group(named, group, now)
+    if view.group_count > len(view.groups):
+        yield Finding(Level.NOTE, f"It has {view.group_count} groups; the first {len(view.groups)} were looked at.")
+    if there and mailbox.kind is not Kind.MEDIATION and all(group.idle for group in view.groups):
+        yield _left_over(view, named, there)
+
+
+def _left_over(view: MailboxView, address: str, there: int) -> Finding:
+    if view.mailbox.retention is Retention.KEEP:
+        return Finding(
+            Level.NOTE,
+            f"Every group has read all. What is left ({_messages(there)}) stays, because the retention is keep: an ACK "
+            "removes nothing.",
+            "They go by TTL, by a newer message with their key, or by `mediator delete`. A work queue is created with "
+            "--retention until_ack.",
+        )
+    return Finding(
+        Level.PROBLEM,
+        f"{_messages(there)} left before the position of every group: they came before its first FETCH, which began "
+        "with the latest.",
+        f"Set a group back: `mediator fetch {address} --group NAME --deliver earliest --force`.",
+    )
+
+
+def _group(address: str, group: GroupView, now: int) -> Iterator[Finding]:
+    name = group.name
+    about = "" if group.exact else "up to "
+    if group.open:
+        yield Finding(
+            Level.PROBLEM,
+            f"Group {name} got {about}{_messages(group.open)} without a lease and has not acknowledged them: "
+            "each FETCH returns the same again.",
+            f"Acknowledge them: `mediator ack {address} --group {name} ID`. With a lease (--ack-wait) each message "
+            "goes to one worker, and comes again only when that one fails.",
+        )
+    if group.leased >= MAX_LEASED:
+        yield Finding(
+            Level.PROBLEM,
+            f"Group {name} holds {group.leased} leased messages, the maximum: it gets no new ones.",
+            "Acknowledge finished messages, or use shorter leases.",
+        )
+    if group.delayed:
+        ends = f"; the first delay ends {_when(group.next_delay_end, now)}" if group.next_delay_end else ""
+        yield Finding(
+            Level.NOTE,
+            f"Group {name} gave back {_messages(group.delayed)} with a delay{ends}. Until then no FETCH of the group "
+            "returns them.",
+            f"To get them now: `mediator nack {address} --group {name} ID` without a delay.",
+        )
+    if group.leased:
+        ends = f"; the first lease ends {_when(group.next_lease_end, now)}" if group.next_lease_end else ""
+        yield Finding(
+            Level.NOTE,
+            f"Leased to workers of group {name}: {_messages(group.leased)}{ends}. Until then no other FETCH of "
+            "the group returns them.",
+            f"If the worker is gone, wait, or return them: `mediator nack {address} --group {name} ID`.",
+        )
+    if group.due:
+        yield Finding(
+            Level.PROBLEM,
+            f"Leases of group {name} ended without an ACK: {_messages(group.due)} will come again with its next FETCH.",
+            "Its workers fail, are slower than the lease, or have stopped: look at them, or lease for longer "
+            "(`mediator extend`, --ack-wait).",
+        )
+    if group.dead:
+        least = "at least " if group.dead_more else ""
+        yield Finding(
+            Level.PROBLEM,
+            f"Dead for group {name}: {least}{_messages(group.dead)}, each delivered as often as it may be "
+            f"({group.max_deliver}) without an ACK.",
+            f"See them with `mediator dead list {address} --group {name}`; then redrive or drop them.",
+        )
+    if group.waiting:
+        long = group.waiting_since is not None and now - group.waiting_since > QUIET
+        since = f", the oldest since {_when(group.waiting_since, now)}" if group.waiting_since is not None else ""
+        yield Finding(
+            Level.PROBLEM if long else Level.NOTE,
+            f"Group {name} is behind: {about}{_messages(group.waiting)} for its next FETCH{since}.",
+            "Its readers are too slow, too few, or not running." if long else "",
+        )
+
+
+def _messages(count: int) -> str:
+    return format_count(count, "message")
+
+
+def _when(at: int | None, now: int) -> str:
+    if at is None:
+        return "at a time not known"
+    distance = f"in {format_duration(at - now)}" if at > now else f"{format_duration(now - at)} ago"
+    return f"{format_time(at / 1000)} ({distance})"

@@ -1,0 +1,342 @@
+"""Operations on messages of a mailbox: list, show, send, remove them; list, redrive and drop dead ones (F7)."""
+
+import base64
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any
+
+from mediator.broker import Broker
+from mediator.errors import BadRequestError, NoSuchMessageError
+from mediator.fields import Fields
+from mediator.mailboxes.bounds import MAX_FETCH, MAX_IDS
+from mediator.mailboxes.creating import get_live_mailbox
+from mediator.mailboxes.lanes import LANES, parse_lane
+from mediator.mailboxes.message import Draft, Message
+from mediator.mailboxes.ports import DelayedRow, Filter
+from mediator.mailboxes.querying import Query
+from mediator.mailboxes.sending import Send
+from mediator.mailboxes.settling import DEAD_SLICE, Dead
+from mediator.operate.mailbox_operations import read_place, seconds
+from mediator.operate.operations import (
+    ADDRESS,
+    COUNT,
+    FLAG,
+    GROUP_NAME,
+    LANE,
+    PLACE,
+    TEXT,
+    TEXTS,
+    TIME,
+    Answer,
+    OperationRequest,
+    Right,
+    Schema,
+    about,
+    limit,
+    many,
+    obj,
+    operation,
+    or_null,
+    payload,
+    read_number,
+    read_optional_number,
+    read_optional_time,
+    read_text,
+    table,
+    whole,
+)
+from mediator.store.base import Transaction
+
+MAX_LISTED = 1000
+MAX_TEST = 32 * 1024
+"""Bytes of a test message."""
+LANE_CHUNKS = 10
+"""Reads of :data:`MAX_LISTED` messages for one list of a single lane; the next page goes on behind them."""
+COUNTED = 1000
+"""Messages by which the first page says what fills a mailbox."""
+MAX_DELAYED = 10_000
+MAX_DELAY_SECONDS = 366 * 86400
+FREQUENT = 5
+_MAX_ID = 2**63 - 1
+_ANY = "any"
+
+_HEAD: dict[str, Schema] = {
+    "msg_id": COUNT,
+    "lane": LANE,
+    "created_at": TIME,
+    "sent_at": TIME,
+    "expire_at": or_null(TIME),
+    "size": about(COUNT, "Bytes with all that travels with the payload."),
+}
+_NAMES: dict[str, Schema] = {"key": or_null(TEXT), "tags": TEXTS, "recipient": or_null(TEXT)}
+_SENDERS: dict[str, Schema] = {
+    **_NAMES,
+    "headers": table(TEXT),
+    "dedup_id": or_null(TEXT),
+    "reply_to": or_null(TEXT),
+    "payload": about(TEXT, "In base64."),
+}
+"""What only its sender can have written."""
+_FREQUENT = many(obj(name=TEXT, messages=COUNT))
+
+_PATH = "/mailboxes/{mail_address}/messages"
+_ONE = {**PLACE, "msg_id": whole("The number of a message.", 0, _MAX_ID)}
+PAYLOAD_START = 200
+DEAD_BUDGET = 32 << 20
+"""Bytes of dead messages read for one list; the answer has only the beginning of each."""
+
+_GROUP, _DEAD_PATH = {**PLACE, "group_name": GROUP_NAME}, "/mailboxes/{mail_address}/dead"
+_SOME = {**_GROUP, "msg_ids": or_null(about(many(COUNT), "These messages; null or absent: all of the group."))}
+_MESSAGE = obj(
+    msg_id=COUNT,
+    lane=LANE,
+    created_at=TIME,
+    deliveries=COUNT,
+    size=COUNT,
+    payload_start=payload(about(TEXT, f"The first {PAYLOAD_START} bytes in base64.")),
+)
+
+
+class MessageOperations:
+    """The operations. Times in their answers are Unix seconds."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    @operation(
+        "message-list",
+        Right.READ,
+        "The messages of a mailbox without payloads, the newest first",
+        obj(
+            messages=many(obj(**_HEAD, **{name: payload(schema) for name, schema in _NAMES.items()})),
+            next=or_null(COUNT),
+            looked_at=about(COUNT, "How many messages were read to find these."),
+            lanes=about(table(COUNT), "How many of those are in each lane."),
+            keys=payload(about(_FREQUENT, "Their most frequent keys.")),
+            tags=payload(about(_FREQUENT, "Their most frequent tags.")),
+            recipients=payload(about(_FREQUENT, "The keys of wallets that most of them are for.")),
+        ),
+        fields={
+            **PLACE,
+            "lane": {"type": "string", "enum": [_ANY, *LANE["enum"]], "default": _ANY},
+            "since": or_null(about({"type": "number"}, "Messages from this time on, Unix seconds.")),
+            "before": or_null(whole("Messages older than this one: `next` of the page before.", 0, _MAX_ID)),
+            "after": or_null(whole("Messages newer than this one.", 0, _MAX_ID)),
+            "limit": limit(MAX_LISTED),
+        },
+        path=_PATH,
+    )
+    async def _list(self, request: OperationRequest) -> Answer:
+        tenant, address = read_place(request)
+        limit = read_number(request, "limit", 1, MAX_LISTED)
+        before = read_optional_number(request, "before", 0, _MAX_ID)
+        after = read_optional_number(request, "after", 0, _MAX_ID)
+        word, since = read_text(request, "lane"), read_optional_time(request, "since")
+        lanes = set(LANES) if word == _ANY else {parse_lane(word, "lane")}
+        wanted = MAX_LISTED if word != _ANY else max(limit, COUNTED) if before is after is None else limit
+        seen: list[Message] = []
+        found: list[Message] = []
+        more = True
+        for _ in range(1 if word == _ANY else LANE_CHUNKS):
+            filter = Filter(since=since, before_id=before)
+            some = (await self._broker.query(Query(tenant, address, filter, wanted, _MAX_ID, headers_only=True)))[::-1]
+            fresh = [message for message in some if after is None or message.msg_id > after]
+            seen += fresh
+            found += [message for message in fresh if message.lane in lanes]
+            more = len(fresh) == wanted
+            if len(found) >= limit or not more:
+                break
+            before = fresh[-1].msg_id
+        # The next page goes on behind the last that is shown, or behind the last that was read.
+        cut = len(found) > limit or (more and len(found) == limit)
+        following = found[limit - 1].msg_id if cut else seen[-1].msg_id if more else None
+        return {
+            "messages": [_listed(message) for message in found[:limit]],
+            "next": following,
+            "looked_at": len(seen),
+            "lanes": {lane.name.lower(): sum(message.lane is lane for message in seen) for lane in LANES},
+            "keys": _frequent(message.key for message in seen),
+            "tags": _frequent(tag for message in seen for tag in message.tags),
+            "recipients": _frequent(message.recipient for message in seen),
+        }
+
+    @operation(
+        "message-show",
+        Right.READ_PAYLOAD,
+        "One message with its payload; who reads it stands in the audit log",
+        obj(**_HEAD, **{name: payload(schema) for name, schema in _SENDERS.items()}),
+        fields=_ONE,
+        path=f"{_PATH}/{{msg_id}}",
+    )
+    async def _show(self, request: OperationRequest) -> Answer:
+        tenant, address = read_place(request)
+        msg_id = read_number(request, "msg_id", 0, _MAX_ID)
+        question = Query(tenant, address, Filter(before_id=msg_id + 1), limit=1, budget=1)
+        found = await self._broker.query(question) if msg_id < _MAX_ID else []
+        if not found or found[0].msg_id != msg_id:
+            raise NoSuchMessageError
+        message = found[0]
+        return {
+            **_listed(message),
+            "headers": dict(message.headers),
+            "dedup_id": message.dedup_id,
+            "reply_to": message.reply_to,
+            "payload": base64.b64encode(message.payload).decode(),
+        }
+
+    @operation(
+        "message-send",
+        Right.OPERATE,
+        "Send a test message",
+        obj(mail_address=ADDRESS, msg_id=about({"type": "integer"}, "Its number; -1 while it is delayed.")),
+        fields={
+            **PLACE,
+            "payload": payload(about(TEXT, f"Text of at most {MAX_TEST} bytes.")),
+            "lane": {**LANE, "default": "normal"},
+            "delay": or_null(whole("Seconds until it becomes visible.", 0, MAX_DELAY_SECONDS)),
+        },
+        required=("payload",),
+        method="POST",
+        path=_PATH,
+    )
+    async def _send(self, request: OperationRequest) -> Answer:
+        tenant, address = read_place(request)
+        text = read_text(request, "payload").encode()
+        if len(text) > MAX_TEST:
+            raise BadRequestError("payload", f"expected at most {MAX_TEST} bytes")
+        delay = read_optional_number(request, "delay", 0, MAX_DELAY_SECONDS)
+        draft = Draft(text, parse_lane(read_text(request, "lane"), "lane"), delay=delay * 1000 if delay else None)
+        return {"mail_address": address, "msg_id": await self._broker.send(Send(tenant, address, draft))}
+
+    @operation(
+        "message-delete",
+        Right.OPERATE,
+        "Remove a message for all groups",
+        obj(msg_id=COUNT, deleted=FLAG),
+        fields=_ONE,
+        method="DELETE",
+        path=f"{_PATH}/{{msg_id}}",
+    )
+    async def _delete(self, request: OperationRequest) -> Answer:
+        tenant, address = read_place(request)
+        msg_id = read_number(request, "msg_id", 0, _MAX_ID)
+        await self._broker.delete(tenant, address, msg_id)
+        return {"msg_id": msg_id, "deleted": True}
+
+    @operation(
+        "delayed-list",
+        Right.READ,
+        "Messages that are not yet visible, the first due first",
+        obj(
+            messages=many(obj(due_at=TIME, lane=LANE, size=COUNT, sent_at=TIME)),
+            complete=about(FLAG, f"Whether these are all; at most {MAX_DELAYED} are looked at."),
+        ),
+        fields={**PLACE, "limit": limit(MAX_LISTED)},
+        path="/mailboxes/{mail_address}/delayed",
+    )
+    async def _delayed(self, request: OperationRequest) -> Answer:
+        tenant, address = read_place(request)
+        limit = read_number(request, "limit", 1, MAX_LISTED)
+
+        def look(tx: Transaction, now: int) -> tuple[Sequence[DelayedRow], int]:
+            mailbox = get_live_mailbox(tx, tenant, address, now)
+            return tx.delays.soonest(mailbox, MAX_DELAYED, limit), tx.delays.usage(mailbox, now).messages
+
+        found, waiting = await self._broker.read(look)
+        rows = [
+            {
+                "due_at": seconds(each.due_at),
+                "lane": each.lane.name.lower(),
+                "size": each.size,
+                "sent_at": seconds(each.sent_at),
+            }
+            for each in found
+        ]
+        return {"messages": rows, "complete": waiting <= min(limit, MAX_DELAYED)}
+
+
+def _listed(message: Message) -> dict[str, Any]:
+    return {
+        "msg_id": message.msg_id,
+        "lane": message.lane.name.lower(),
+        "created_at": seconds(message.created_at),
+        "sent_at": seconds(message.sent_at),
+        "expire_at": seconds(message.expire_at),
+        "size": message.size,
+        "key": message.key,
+        "tags": list(message.tags),
+        "recipient": message.recipient,
+    }
+
+
+def _frequent(names: Iterable[str | None]) -> list[Answer]:
+    found = Counter(name for name in names if name is not None)
+    return [{"name": name, "messages": count} for name, count in found.most_common(FREQUENT)]
+
+
+class DeadOperations:
+    """The operations ``dead-list``, ``dead-redrive`` and ``dead-drop``."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    @operation(
+        "dead-list",
+        Right.READ,
+        "The dead messages of a group, newest first",
+        obj(messages=many(_MESSAGE)),
+        fields={**_GROUP, "limit": limit(MAX_FETCH)},
+        path=_DEAD_PATH,
+    )
+    async def _list(self, request: OperationRequest) -> Answer:
+        tenant, address = read_place(request)
+        limit = read_number(request, "limit", 1, MAX_FETCH)
+        question = Query(tenant, address, limit=limit, budget=DEAD_BUDGET, dead_for=read_text(request, "group_name"))
+        return {"messages": [_dead(message) for message in await self._broker.query(question)]}
+
+    @operation(
+        "dead-redrive",
+        Right.OPERATE,
+        "Deliver dead messages again",
+        obj(redriven=COUNT),
+        fields=_SOME,
+        method="POST",
+        path=f"{_DEAD_PATH}/redrive",
+    )
+    async def _redrive(self, request: OperationRequest) -> Answer:
+        return {"redriven": await self._all(self._broker.redrive, request)}
+
+    @operation(
+        "dead-drop",
+        Right.OPERATE,
+        "Acknowledge dead messages",
+        obj(dropped=COUNT),
+        fields=_SOME,
+        method="POST",
+        path=f"{_DEAD_PATH}/drop",
+    )
+    async def _drop(self, request: OperationRequest) -> Answer:
+        return {"dropped": await self._all(self._broker.drop, request)}
+
+    async def _all(self, verb: Callable[[Dead], Awaitable[int]], request: OperationRequest) -> int:
+        given = request.get("msg_ids")
+        if given is not None and not isinstance(given, list):
+            raise BadRequestError("msg_ids", "expected a list of msg_ids")
+        ids = Fields(request).numbers("msg_ids", MAX_IDS)
+        dead = Dead(*read_place(request), read_text(request, "group_name"), ids)
+        total = count = await verb(dead)
+        while ids is None and count == DEAD_SLICE:
+            count = await verb(dead)
+            total += count
+        return total
+
+
+def _dead(message: Message) -> Answer:
+    return {
+        "msg_id": message.msg_id,
+        "lane": message.lane.name.lower(),
+        "created_at": seconds(message.created_at),
+        "deliveries": message.deliveries,
+        "size": len(message.payload),
+        "payload_start": base64.b64encode(message.payload[:PAYLOAD_START]).decode(),
+    }

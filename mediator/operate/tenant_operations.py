@@ -1,0 +1,434 @@
+"""Operations on tenants: list, add, remove, quotas, users, API tokens, accounts, and new secrets (A6, S7)."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+import bcrypt
+
+from mediator.broker import Broker
+from mediator.errors import BadRequestError, NoSuchTenantError
+from mediator.operate.operations import (
+    COUNT,
+    FLAG,
+    TEXT,
+    TEXTS,
+    TIME,
+    Answer,
+    OperationRequest,
+    Right,
+    about,
+    limit,
+    many,
+    obj,
+    once,
+    operation,
+    or_null,
+    read_number,
+    read_text,
+    table,
+    whole,
+)
+from mediator.settings.settings import Settings
+from mediator.store.base import Transaction
+from mediator.tenants import rules
+from mediator.tenants.directory import TenantDirectory, digest_of
+from mediator.tenants.records import QUOTAS, Tenant, TenantToken, TenantUser
+from mediator.tenants.rules import KeptTenants
+from mediator.tenants.updater import TenantUpdater
+
+MAX_LISTED: Final = 200
+MAX_ENTRIES: Final = 1000
+"""Users, tokens and accounts from which on a list ends early; one tenant may have more."""
+DELETE_SECONDS: Final = 3600.0
+"""For the deletion of a tenant's mail."""
+RATE_SECONDS: Final = 60.0
+"""Rates are of the time since an earlier look, which a later one replaces after so long."""
+MIN_RATE_SECONDS: Final = 2.0
+_COST: Final = 5
+"""Of bcrypt. Passwords are 24 random bytes, which no number of attempts finds, and nats-server checks each connect."""
+
+Change = Callable[[KeptTenants, Tenant, int], Tenant]
+"""Takes all tenants, the one to change and the time."""
+
+_NAME, _USER = {"tenant": about(TEXT, "The tenant.")}, {"user": about(TEXT, "The user.")}
+_TOKEN, _SOME = {"token": about(TEXT, "What the token is called.")}, about(TEXTS, "Names.")
+_QUOTAS = {"type": "object", "properties": {quota: or_null(COUNT) for quota in QUOTAS}}
+_SECRET = {"tenant": TEXT, "passwords": once(table(TEXT)), "tokens": once(table(TEXT))}
+_EXTERNAL = about(FLAG, "Whether the NATS server is your own, whose accounts are the tenants.")
+_SHOWN = {
+    "name": TEXT,
+    "origin": about(TEXT, "`settings`, `database`, or `removed` while mail of it is left."),
+    "users": many(obj(name=TEXT, nkey=or_null(TEXT), previous_until=or_null(TIME))),
+    "tokens": many(obj(name=or_null(TEXT), expires_at=or_null(TIME))),
+    "accounts": TEXTS,
+    "quotas": about(_QUOTAS, "What it may take; null is without a limit."),
+    "own_quotas": about(table(COUNT), "Those of its own; the others are as for all. 0 is without a limit."),
+    "use": obj(
+        **dict.fromkeys(("mailboxes", "messages", "bytes", "sockets", "subscriptions"), COUNT),
+        rate=about(or_null({"type": "number"}), "Messages a second lately; null: not limited, or not known yet."),
+    ),
+}
+_GRACE = whole("Milliseconds for which the present ones stay valid.", 0, rules.MAX_GRACE, default=0)
+
+
+class TenantOperations:
+    """Secrets are in the answer that made them, and nowhere else. Times in answers are Unix seconds."""
+
+    def __init__(self, broker: Broker, settings: Settings, directory: TenantDirectory, updater: TenantUpdater) -> None:
+        self._broker = broker
+        self._settings = settings
+        self._directory = directory
+        self._updater = updater
+        self._looks: dict[str, list[tuple[float, int]]] = {}
+        """When it was looked at how many messages a tenant had sent: the look that rates are of, and one after it."""
+
+    # Looking.
+
+    @operation(
+        "tenant-list",
+        Right.READ,
+        "Tenants with their quotas and use",
+        obj(tenants=many(obj(**_SHOWN)), more=FLAG, external=_EXTERNAL),
+        fields={
+            "prefix": about(TEXT, "Names that begin so."),
+            "after": about(TEXT, "Begin behind this name."),
+            "limit": limit(MAX_LISTED),
+        },
+        path="/tenants",
+    )
+    async def _list(self, request: OperationRequest) -> Answer:
+        directory, after, prefix = self._directory, read_text(request, "after"), read_text(request, "prefix")
+        most = read_number(request, "limit", 1, MAX_LISTED)
+
+        def look(tx: Transaction, now: int) -> Answer:
+            known = {*directory.names, *directory.removed}
+            asked = sorted(name for name in known if name > after and name.startswith(prefix))
+            found: list[Answer] = []
+            room, more = MAX_ENTRIES, False
+            for name in asked:
+                if directory.is_removed(name) and not tx.mailboxes.held(name, 1):
+                    continue
+                if more := len(found) == most or room <= 0:
+                    break
+                found.append(self._shown(tx, name, now))
+                room -= sum(len(found[-1][kind]) for kind in ("users", "tokens", "accounts"))
+            return {"tenants": found, "more": more, "external": self._external}
+
+        return await self._broker.read(look)
+
+    @operation(
+        "tenant-show",
+        Right.READ,
+        "One tenant with its users, API tokens, quotas and use",
+        obj(**_SHOWN, external=_EXTERNAL),
+        fields=_NAME,
+        path="/tenants/{tenant}",
+    )
+    async def _show(self, request: OperationRequest) -> Answer:
+        name = read_text(request, "tenant")
+
+        def look(tx: Transaction, now: int) -> Answer:
+            if name not in self._directory.names and not (
+                self._directory.is_removed(name) and tx.mailboxes.held(name, 1)
+            ):
+                raise NoSuchTenantError(name)
+            return {**self._shown(tx, name, now), "external": self._external}
+
+        return await self._broker.read(look)
+
+    @property
+    def _external(self) -> bool:
+        return self._settings.nats_url is not None
+
+    def _rate(self, tenant: str) -> float | None:
+        """Return messages a second since an earlier look; None: it is not limited, or this is the first look."""
+        sent, now = self._broker.quotas.sent(tenant), time.monotonic()
+        if sent is None or not self._directory.quota(tenant).rate:
+            self._looks.pop(tenant, None)
+            return None
+        looks = self._looks.get(tenant)
+        if looks is None or now - looks[-1][0] > 2 * RATE_SECONDS:
+            looks = self._looks[tenant] = [(now, sent)]
+        elif now - looks[-1][0] > RATE_SECONDS:
+            looks = self._looks[tenant] = [looks[-1], (now, sent)]
+        at, before = looks[0]
+        return (sent - before) / (now - at) if now - at >= MIN_RATE_SECONDS and sent >= before else None
+
+    def _shown(self, tx: Transaction, name: str, now: int) -> Answer:
+        directory, usage = self._directory, tx.mailboxes.usage(name)
+        kept, configured = directory.living.get(name), self._settings.tenants.get(name)
+        users: list[Answer] = []
+        tokens: list[Answer] = []
+        accounts: Iterable[str] = ()
+        own: dict[str, int] = {}
+        if kept is not None:
+            users = [
+                {
+                    "name": user.name,
+                    "nkey": user.nkey,
+                    "previous_until": user.previous_until / 1000 if user.previous_until > now else None,
+                }
+                for user in kept.users
+            ]
+            tokens = [
+                {"name": token.name, "expires_at": None if token.expires_at is None else token.expires_at / 1000}
+                for token in kept.tokens
+                if token.expires_at is None or token.expires_at > now
+            ]
+            accounts, own = kept.accounts, dict(kept.quotas)
+        elif configured is not None:
+            users = [{"name": user.name, "nkey": user.nkey, "previous_until": None} for user in configured.users]
+            tokens = [{"name": None, "expires_at": None} for _ in configured.api_tokens]
+            accounts, own = configured.accounts, configured.quotas.given
+        quota = directory.quota(name)
+        return {
+            "name": name,
+            "origin": "database" if kept else "settings" if name in directory.claims.names else "removed",
+            "users": users,
+            "tokens": tokens,
+            "accounts": list(accounts),
+            "quotas": {one: getattr(quota, one) or None for one in QUOTAS},
+            "own_quotas": own,
+            "use": {
+                "mailboxes": tx.mailboxes.count(name, now),
+                "messages": usage.messages,
+                "bytes": usage.bytes,
+                "sockets": directory.sockets[name],
+                "subscriptions": directory.count_subscriptions(name),
+                "rate": self._rate(name),
+            },
+        }
+
+    # Changing.
+
+    async def _change(self, request: OperationRequest, change: Change) -> Tenant:
+        name = read_text(request, "tenant")
+
+        def rule(kept: KeptTenants, now: int) -> Tenant:
+            return change(kept, rules.find(kept, self._directory.claims, name), now)
+
+        return await self._updater.change(rule)
+
+    @operation(
+        "tenant-add",
+        Right.ADMIN,
+        "Add a tenant",
+        obj(**_SECRET, mailboxes=COUNT, anonymous=FLAG),
+        fields={
+            **_NAME,
+            "users": _SOME,
+            "nkeys": table(TEXT),
+            "tokens": _SOME,
+            "accounts": _SOME,
+            "quotas": _QUOTAS,
+        },
+        required=("tenant",),
+        method="POST",
+        path="/tenants",
+    )
+    async def _add(self, request: OperationRequest) -> Answer:
+        name, claims = read_text(request, "tenant"), self._directory.claims
+        nkeys = _texts_by_name(request, "nkeys")
+        passwords = await _passwords(_texts(request, "users"))
+        tokens = {token: _new_token() for token in _texts(request, "tokens")}
+        accounts, quotas = _texts(request, "accounts"), _quotas(request)
+
+        def rule(kept: KeptTenants, now: int) -> Tenant:
+            tenant = rules.set_quotas(rules.add(kept, claims, name, now), quotas)
+            for user, (_, hashed) in passwords.items():
+                tenant = rules.add_user(kept, claims, tenant, TenantUser(user, hashed))
+            for user, nkey in nkeys.items():
+                tenant = rules.add_user(kept, claims, tenant, TenantUser(user, nkey=nkey))
+            for token, value in tokens.items():
+                tenant = rules.add_token(kept, claims, tenant, TenantToken(token, digest_of(value)))
+            return rules.set_accounts(kept, claims, tenant, accounts)
+
+        await self._updater.change(rule)
+        return {
+            **_secrets(name, passwords, tokens),
+            "mailboxes": await self._broker.read(lambda tx, now: tx.mailboxes.count(name, now)),
+            "anonymous": self._settings.nats_url is None and self._settings.anonymous,
+        }
+
+    @operation(
+        "tenant-remove",
+        Right.ADMIN,
+        "Remove a tenant with its users and API tokens",
+        obj(tenant=TEXT, removed=FLAG, deleted=COUNT, mailboxes=COUNT, messages=COUNT),
+        fields={**_NAME, "delete_mail": about(FLAG, "Else its mailboxes stay, unreachable.", default=False)},
+        method="DELETE",
+        path="/tenants/{tenant}",
+        within=DELETE_SECONDS,
+    )
+    async def _remove(self, request: OperationRequest) -> Answer:
+        name, delete = read_text(request, "tenant"), request.get("delete_mail")
+        if type(delete) is not bool:
+            raise BadRequestError("delete_mail", "expected true or false")
+        if not (delete and name in self._directory.removed):
+            await self._change(request, lambda _kept, tenant, now: rules.remove(tenant, now))
+        deleted = await self._updater.delete_mail(name) if delete else 0
+        usage, left = await self._broker.read(lambda tx, now: (tx.mailboxes.usage(name), tx.mailboxes.count(name, now)))
+        return {"tenant": name, "removed": True, "deleted": deleted, "mailboxes": left, "messages": usage.messages}
+
+    @operation(
+        "tenant-set",
+        Right.ADMIN,
+        "Set quotas of a tenant, and its accounts of an external NATS server",
+        obj(tenant=TEXT, quotas=table(COUNT), accounts=TEXTS),
+        fields={**_NAME, "quotas": _QUOTAS, "accounts": or_null(_SOME)},
+        method="PATCH",
+        path="/tenants/{tenant}",
+    )
+    async def _set(self, request: OperationRequest) -> Answer:
+        quotas, claims = _quotas(request), self._directory.claims
+        accounts = None if request.get("accounts") is None else _texts(request, "accounts")
+
+        def change(kept: KeptTenants, tenant: Tenant, _now: int) -> Tenant:
+            changed = rules.set_quotas(tenant, quotas)
+            return changed if accounts is None else rules.set_accounts(kept, claims, changed, accounts)
+
+        tenant = await self._change(request, change)
+        return {"tenant": tenant.name, "quotas": dict(tenant.quotas), "accounts": list(tenant.accounts)}
+
+    @operation(
+        "tenant-rotate",
+        Right.ADMIN,
+        "Make new passwords and API tokens",
+        obj(**_SECRET),
+        fields={**_NAME, "users": or_null(_SOME), "tokens": or_null(_SOME), "grace_ms": _GRACE},
+        method="POST",
+        path="/tenants/{tenant}/rotate",
+    )
+    async def _rotate(self, request: OperationRequest) -> Answer:
+        grace = read_number(request, "grace_ms", 0, rules.MAX_GRACE)
+        name = read_text(request, "tenant")
+        tenant = rules.find(self._directory.kept, self._directory.claims, name)
+        everything = request.get("users") is None and request.get("tokens") is None
+        users, names = _texts(request, "users"), _texts(request, "tokens")
+        if everything:
+            users = [user.name for user in tenant.users if user.nkey is None]
+            names = sorted({token.name for token in tenant.tokens})
+        if grace and users and not self._settings.gateway.enabled:
+            raise BadRequestError("grace_ms", "expected 0: without the gateway a user has one password at a time")
+        passwords, tokens = await _passwords(users), {token: _new_token() for token in names}
+
+        def change(_kept: KeptTenants, tenant: Tenant, now: int) -> Tenant:
+            for user, (_, hashed) in passwords.items():
+                tenant = rules.rotate_user(tenant, user, hashed, now + grace, now)
+            for token, value in tokens.items():
+                tenant = rules.rotate_token(tenant, token, digest_of(value), now + grace, now)
+            return tenant
+
+        await self._change(request, change)
+        return _secrets(name, passwords, tokens)
+
+    @operation(
+        "tenant-user-add",
+        Right.ADMIN,
+        "Add a user",
+        obj(**_SECRET),
+        fields={**_NAME, **_USER, "nkey": or_null(TEXT)},
+        required=("user",),
+        method="POST",
+        path="/tenants/{tenant}/users",
+    )
+    async def _add_user(self, request: OperationRequest) -> Answer:
+        user, nkey = read_text(request, "user"), request.get("nkey")
+        if nkey is not None and not isinstance(nkey, str):
+            raise BadRequestError("nkey", "expected text")
+        passwords = await _passwords([user] if nkey is None else [])
+        hashed = passwords[user][1] if nkey is None else None
+        made, claims = TenantUser(user, hashed, nkey), self._directory.claims
+        tenant = await self._change(request, lambda kept, tenant, _now: rules.add_user(kept, claims, tenant, made))
+        return _secrets(tenant.name, passwords, {})
+
+    @operation(
+        "tenant-token-add",
+        Right.ADMIN,
+        "Add an API token",
+        obj(**_SECRET),
+        fields={**_NAME, **_TOKEN},
+        required=("token",),
+        method="POST",
+        path="/tenants/{tenant}/tokens",
+    )
+    async def _add_token(self, request: OperationRequest) -> Answer:
+        name, value, claims = read_text(request, "token"), _new_token(), self._directory.claims
+        made = TenantToken(name, digest_of(value))
+        tenant = await self._change(request, lambda kept, tenant, _now: rules.add_token(kept, claims, tenant, made))
+        return _secrets(tenant.name, {}, {name: value})
+
+    @operation(
+        "tenant-user-remove",
+        Right.ADMIN,
+        "Remove a user",
+        obj(tenant=TEXT),
+        fields={**_NAME, **_USER},
+        method="DELETE",
+        path="/tenants/{tenant}/users/{user}",
+    )
+    async def _remove_user(self, request: OperationRequest) -> Answer:
+        return await self._remove_one("user", rules.remove_user, request)
+
+    @operation(
+        "tenant-token-remove",
+        Right.ADMIN,
+        "Remove an API token",
+        obj(tenant=TEXT),
+        fields={**_NAME, **_TOKEN},
+        method="DELETE",
+        path="/tenants/{tenant}/tokens/{token}",
+    )
+    async def _remove_token(self, request: OperationRequest) -> Answer:
+        return await self._remove_one("token", rules.remove_token, request)
+
+    async def _remove_one(self, what: str, rule: Callable[[Tenant, str], Tenant], request: OperationRequest) -> Answer:
+        which = read_text(request, what)
+        return {"tenant": (await self._change(request, lambda _kept, tenant, _now: rule(tenant, which))).name}
+
+
+async def _passwords(users: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Make a password for each user; return them with their bcrypt hashes."""
+    made = {user: secrets.token_hex(24) for user in users}
+
+    def hash_all() -> dict[str, tuple[str, str]]:
+        # nats-server knows a hash by this prefix.
+        salts = {user: bcrypt.gensalt(_COST, prefix=b"2a") for user in made}
+        return {user: (made[user], bcrypt.hashpw(made[user].encode(), salts[user]).decode()) for user in made}
+
+    return await asyncio.to_thread(hash_all)
+
+
+def _new_token() -> str:
+    return secrets.token_hex(32)
+
+
+def _secrets(tenant: str, passwords: Mapping[str, tuple[str, str]], tokens: Mapping[str, str]) -> Answer:
+    shown = {user: password for user, (password, _) in passwords.items()}
+    return {"tenant": tenant, "passwords": shown, "tokens": dict(tokens)}
+
+
+def _texts(request: OperationRequest, name: str) -> list[str]:
+    value = request.get(name) or []
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value) or len(value) > rules.MAX_EACH:
+        raise BadRequestError(name, f"expected a list of at most {rules.MAX_EACH} names")
+    if len(set(value)) < len(value):
+        raise BadRequestError(name, "expected each name once")
+    return value
+
+
+def _texts_by_name(request: OperationRequest, name: str) -> dict[str, str]:
+    value = request.get(name) or {}
+    if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
+        raise BadRequestError(name, "expected an object of texts")
+    return value
+
+
+def _quotas(request: OperationRequest) -> dict[str, Any]:
+    value = request.get("quotas") or {}
+    if not isinstance(value, dict):
+        raise BadRequestError("quotas", "expected an object")
+    return value

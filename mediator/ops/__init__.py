@@ -1,1 +1,0 @@
-"""Operations: scheduler, clean-up, journal, control socket, doctor, metrics, run history."""

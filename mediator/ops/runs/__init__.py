@@ -1,1 +1,0 @@
-"""The history of the data pipeline's runs: what ran when, with what outcome."""
