@@ -1,7 +1,7 @@
 """Measures what the envelope libraries alone cost for the envelopes of one message.
 
 They are measured as they are installed, with keys read and DID documents resolved before the clock starts. The rest of
-the service's CPU time is ours. What the service remembers of v1 keys (:mod:`pickup.envelope.v1_keys`) makes that less.
+the service's CPU time is ours. What the service remembers of v1 keys (:mod:`pickup.envelope.v1`) makes that less.
 """
 
 import asyncio
@@ -20,9 +20,9 @@ from pickup.client.resources import ClientResources
 from pickup.client.sender import forward_v1
 from pickup.dids.resolver import read as document_of
 from pickup.envelope.reading import Jwe, read
-from pickup.envelope.v2_messaging import DidcommMessagingLibrary
-from pickup.mediation import names
-from pickup.mediation.records import Generation
+from pickup.envelope.v2 import DidcommMessagingLibrary
+from pickup.rules import names
+from pickup.rules.records import Generation
 
 REPEAT = 100
 MAX_BYTES = 1 << 24

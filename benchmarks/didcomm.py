@@ -11,7 +11,7 @@ from benchmarks import acapy, bare_envelopes, didcomm_clients
 from benchmarks.bench import Bench, ResultRow, below, beside, headline, number, spread
 from benchmarks.servers import ServiceProcess, running
 from mediator.operate.control import send_command
-from pickup.mediation.records import Generation
+from pickup.rules.records import Generation
 
 LIMIT_US = 150.0
 URLS = {Generation.V1: "v1_url", Generation.V2: "v2_url"}

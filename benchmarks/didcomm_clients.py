@@ -18,7 +18,7 @@ import uvloop
 from mediator.system.usage import cpu_seconds
 from pickup.client import Holder, Sender
 from pickup.client.transport import MEDIA_TYPES
-from pickup.mediation.records import Generation
+from pickup.rules.records import Generation
 
 HOLDERS = 16
 SENDERS = 16

@@ -15,7 +15,7 @@ from benchmarks.didcomm_clients import TEXT
 from benchmarks.servers import JetStreamServer, ServiceProcess, running
 from mediator.operate.control import send_command
 from pickup.client import Holder, Sender
-from pickup.mediation.records import Generation
+from pickup.rules.records import Generation
 from tests.harness import postgres
 from tests.harness.live import Live
 

@@ -16,7 +16,7 @@ from mediator.system.usage import cpu_seconds
 from pickup.client import Holder, Sender
 from pickup.client.resources import ClientResources
 from pickup.client.transport import MEDIA_TYPES
-from pickup.mediation.records import Generation
+from pickup.rules.records import Generation
 
 SECONDS = 60.0
 """Time for one answer."""

@@ -25,7 +25,7 @@ from benchmarks.prefill import PAYLOAD
 from benchmarks.subscribers import SubscriberGroup
 from mediator.client import Client, Mailbox
 from pickup.client import DeliveredMessage, Holder, Sender
-from pickup.mediation.records import Generation
+from pickup.rules.records import Generation
 
 SENDS, EXPIRING, DELAYED, PUSHED = 100, 20, 5, 10
 """SENDs a second: to workers, to expire unread, delayed, and to a subscriber. All rates are far below saturation."""

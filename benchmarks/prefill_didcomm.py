@@ -21,10 +21,10 @@ from mediator.store.sqlite import SqliteStore
 from pickup.client import Wallet
 from pickup.client.invitation import MediatorInvitation
 from pickup.client.link import Link
-from pickup.mediation import connecting, granting, keylist
-from pickup.mediation.forwarding import Forward, forward
-from pickup.mediation.keylist import KeylistResult, KeylistUpdate
-from pickup.mediation.records import Generation, MediationRules, NewConnection
+from pickup.rules import connecting, granting
+from pickup.rules.forwarding import Forward, forward
+from pickup.rules.granting import KeylistResult, KeylistUpdate
+from pickup.rules.records import Generation, MediationRules, NewConnection
 from pickup.tables import MediationTables
 
 TENANT = "default"
@@ -88,7 +88,7 @@ def enrol(store: Store, mediator: str, count: int) -> EnrolledHolders:
                 new = NewConnection(TENANT, Generation.V2, mine, mediator, (mine,), now)
                 met = connecting.meet(tx.table(MediationTables), rules, new, now)
                 granted = granting.grant(tx.table(MediationTables), Bounds(), secrets.token_bytes, rules, met, now)
-                results = keylist.update(
+                results = granting.update_keylist(
                     tx.table(MediationTables), rules, granted, [KeylistUpdate(recipient, "add")], frozenset(), now
                 )
                 assert results == [KeylistResult.SUCCESS]

@@ -12,9 +12,9 @@ from mediator.announcer import Announcer
 from mediator.errors import MediatorError
 from mediator.http.connections import Address
 from pickup.broker import MediationBroker
-from pickup.mediation import access
-from pickup.mediation.names import canonical
-from pickup.mediation.records import AccessRule, Connection, Verdict
+from pickup.rules import granting
+from pickup.rules.names import canonical
+from pickup.rules.records import AccessRule, Connection, Verdict
 
 LOOK_SECONDS = 30.0
 """How often the database is read for changes of other instances whose announcement was lost."""
@@ -99,13 +99,13 @@ class AccessLists:
 
     async def add(self, verdict: Verdict, name: str, note: str) -> AccessRule:
         """Put a name on a list; raises as :func:`access.parse_name` and :func:`access.add`."""
-        rule = await self._mediation.add_access_rule(AccessRule(access.parse_name(name), verdict, note, 0))
+        rule = await self._mediation.add_access_rule(AccessRule(granting.parse_name(name), verdict, note, 0))
         await self._announce()
         return rule
 
     async def remove(self, verdict: Verdict, name: str) -> str:
         """Take a name off a list, and return it; raises as :func:`access.parse_name` and :func:`access.remove`."""
-        name = access.parse_name(name)
+        name = granting.parse_name(name)
         await self._mediation.remove_access_rule(name, verdict)
         await self._announce()
         return name
@@ -131,4 +131,4 @@ class AccessLists:
 
     def denies_connection(self, connection: Connection) -> bool:
         """Whether the peer of a connection is denied."""
-        return access.is_denied(self._mediation.rules, connection)
+        return granting.is_denied(self._mediation.rules, connection)

@@ -19,8 +19,8 @@ from mediator.operate.operations import (
     whole,
 )
 from pickup.access_lists import AccessLists
-from pickup.mediation.access import MAX_NOTE, MAX_RULES
-from pickup.mediation.records import AccessRule, Verdict
+from pickup.rules.granting import MAX_NOTE, MAX_RULES
+from pickup.rules.records import AccessRule, Verdict
 
 _VERDICT: Schema = {"type": "string", "enum": [verdict.value for verdict in Verdict], "description": "Which list."}
 _NAME = about(TEXT, "A DID, a key (base58 or did:key), an IP address or a network.", minLength=1)

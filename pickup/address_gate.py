@@ -9,9 +9,9 @@ from mediator.errors import DeniedError, RateLimitedError
 from mediator.http.client_address import ClientAddresses
 from mediator.http.connections import Address, group
 from pickup.access_lists import AccessLists
-from pickup.mediation.records import Verdict
 from pickup.metrics import DidcommMetrics
 from pickup.rate_limits import RateLimiter
+from pickup.rules.records import Verdict
 
 
 class AddressGate:

@@ -1,6 +1,6 @@
 """The use cases of mediation, awaited: what protocol handlers, sessions, the relay and commands call, nothing below.
 
-Each runs one rule of :mod:`pickup.mediation` in one transaction of the broker of mailboxes. Changes return after the
+Each runs one rule of :mod:`pickup.rules` in one transaction of the broker of mailboxes. Changes return after the
 commit. Times are milliseconds since the epoch.
 """
 
@@ -17,23 +17,13 @@ from mediator.mailboxes.sending import KindHooks
 from mediator.store.base import Place, Transaction
 from pickup.caller_cache import CallerCache
 from pickup.connection_use import ConnectionUses
-from pickup.mediation import (
-    access,
-    attached_keys,
-    connecting,
-    forwarding,
-    invitations,
-    keylist,
-    listing,
-    message_queue,
-    replays,
-)
-from pickup.mediation.forwarding import Forward, ForwardOutcome
-from pickup.mediation.keylist import KeylistResult, KeylistUpdate
-from pickup.mediation.listing import ConnectionPage, ConnectionView, DeviceQueue
-from pickup.mediation.message_queue import QueueStatus
-from pickup.mediation.ports import ConnectionRow, MediationTransaction
-from pickup.mediation.records import (
+from pickup.rules import connecting, forwarding, granting, listing, message_queue, replays
+from pickup.rules.forwarding import Forward, ForwardOutcome
+from pickup.rules.granting import KeylistResult, KeylistUpdate
+from pickup.rules.listing import ConnectionPage, ConnectionView, DeviceQueue
+from pickup.rules.message_queue import QueueStatus
+from pickup.rules.ports import ConnectionRow, MediationTransaction
+from pickup.rules.records import (
     AccessRule,
     Connection,
     DidRotation,
@@ -45,7 +35,7 @@ from pickup.mediation.records import (
     Traffic,
     Verdict,
 )
-from pickup.mediation.replays import ReplayedError, SeenEnvelope
+from pickup.rules.replays import ReplayedError, SeenEnvelope
 from pickup.tables import MediationTables
 
 T = TypeVar("T")
@@ -147,7 +137,7 @@ class MediationBroker:
         return await self.read(lambda tx, _now: tx.connections.get(no))
 
     async def connect(self, new: NewConnection) -> Connection:
-        """Connect a v1 peer after its handshake; see :func:`pickup.mediation.connecting.connect` (D8)."""
+        """Connect a v1 peer after its handshake; see :func:`pickup.rules.connecting.connect` (D8)."""
         return await self.write(lambda tx, now: connecting.connect(tx, self.rules, new, now))
 
     async def reuse(self, connection: Connection, invitation: str) -> Connection:
@@ -155,7 +145,7 @@ class MediationBroker:
         return await self.write(lambda tx, now: connecting.reuse(tx, connection, invitation, now), connection)
 
     async def rotate_did(self, connection: Connection | None, rotation: DidRotation) -> Connection | None:
-        """Give a connection to its peer's new DID, or end it (D14); see :func:`pickup.mediation.connecting.rotate`.
+        """Give a connection to its peer's new DID, or end it (D14); see :func:`pickup.rules.connecting.rotate`.
 
         On a full disk only an ending is taken: each new DID begins replay records of its own, without end (D13).
         """
@@ -221,7 +211,7 @@ class MediationBroker:
 
     async def add_invitation(self, tenant: str, make: Callable[[int], Invitation]) -> Invitation:
         """Keep an invitation that ``make`` writes for the time of the transaction."""
-        return await self.write(lambda tx, now: invitations.add(tx, tenant, make(now), now))
+        return await self.write(lambda tx, now: connecting.add_invitation(tx, tenant, make(now), now))
 
     async def list_invitations(self, tenant: str, limit: int) -> list[Invitation]:
         """Return invitations of a tenant, the newest first."""
@@ -229,19 +219,19 @@ class MediationBroker:
 
     async def open_invitation(self, id: str) -> Invitation:
         """Return an invitation that may still be used; :class:`NoSuchInvitationError` when there is none."""
-        return await self.read(lambda tx, now: invitations.find_open(tx, id, now))
+        return await self.read(lambda tx, now: connecting.find_open_invitation(tx, id, now))
 
     async def get_invitation(self, tenant: str, id: str) -> Invitation:
         """Return an invitation of a tenant, open or not; see :func:`invitations.find_own`."""
-        return await self.read(lambda tx, _now: invitations.find_own(tx, tenant, id))
+        return await self.read(lambda tx, _now: connecting.find_own_invitation(tx, tenant, id))
 
     async def remove_invitation(self, tenant: str, id: str) -> None:
         """Forget an invitation; :class:`NoSuchInvitationError` when the tenant has none of this id."""
-        await self.write(lambda tx, _now: invitations.remove(tx, tenant, id), when_full=True)
+        await self.write(lambda tx, _now: connecting.remove_invitation(tx, tenant, id), when_full=True)
 
     async def find_invitation(self, key: str, id: str | None = None) -> Invitation | None:
         """Return the invitation that has a canonical key, else the one with an id."""
-        return await self.read(lambda tx, _now: invitations.find(tx, key, id))
+        return await self.read(lambda tx, _now: connecting.find_invitation(tx, key, id))
 
     # Allow and deny lists.
 
@@ -254,14 +244,14 @@ class MediationBroker:
 
         def work(tx: MediationTransaction, now: int) -> AccessRule:
             dated = replace(rule, created_at=now)
-            access.add(tx, dated)
+            granting.add_access_rule(tx, dated)
             return dated
 
         return await self.write(work)
 
     async def remove_access_rule(self, name: str, verdict: Verdict) -> None:
         """Take a name off a list; see :func:`access.remove`."""
-        await self.write(lambda tx, _now: access.remove(tx, name, verdict), when_full=True)
+        await self.write(lambda tx, _now: granting.remove_access_rule(tx, name, verdict), when_full=True)
 
     # Keylists.
 
@@ -274,23 +264,23 @@ class MediationBroker:
     ) -> list[KeylistResult]:
         """Change a keylist, each update on its own (RFC 0211 §keylist-update); see :func:`keylist.update` (D8)."""
         return await self.write(
-            lambda tx, now: keylist.update(tx, self.rules, connection, updates, proven, now, own), connection
+            lambda tx, now: granting.update_keylist(tx, self.rules, connection, updates, proven, now, own), connection
         )
 
     async def query_keylist(self, connection: Connection, offset: int, limit: int) -> tuple[list[Route], int]:
         """Return a page of a keylist, oldest first, and how many keys it has (RFC 0211 §keylist-query)."""
-        return await self.read(lambda tx, now: keylist.query(tx, connection, offset, limit, now))
+        return await self.read(lambda tx, now: granting.query_keylist(tx, connection, offset, limit, now))
 
     async def attach_key(self, tenant: str, key: str, address: str, inside: Sequence[str] = ()) -> Route:
         """Let what is forwarded to a key go to a mailbox; see :func:`attached_keys.attach` (D11)."""
         return await self.broker.write(
-            lambda tx, now: attached_keys.attach(tx.table(MediationTables), tenant, key, address, now, inside),
+            lambda tx, now: granting.attach_key(tx.table(MediationTables), tenant, key, address, now, inside),
             (tenant, address),
         )
 
     async def detach_key(self, tenant: str, key: str) -> None:
         """End what :meth:`attach_key` did; :class:`BadRequestError` when the key is not attached (D11)."""
-        await self.write(lambda tx, _now: attached_keys.detach(tx, tenant, key), when_full=True)
+        await self.write(lambda tx, _now: granting.detach_key(tx, tenant, key), when_full=True)
 
     async def list_attached_keys(self, tenant: str, limit: int) -> list[Route]:
         """Return the keys that operators attached, in order of creation."""

@@ -3,8 +3,8 @@
 from collections import OrderedDict, defaultdict
 
 from mediator.store.writer import Committed
-from pickup.mediation.records import Connection
-from pickup.tables.connections import CONNECTIONS
+from pickup.rules.records import Connection
+from pickup.tables import CONNECTIONS
 
 MAX_CALLERS = 4096
 

@@ -6,7 +6,7 @@ from mediator.cleanup.collector import CleanupStep, SliceResult
 from mediator.mailboxes.mailbox import Mailbox
 from mediator.mailboxes.planning import PlannedRemoval
 from mediator.store.base import Transaction
-from pickup.mediation import idle_connections, replays
+from pickup.rules import connecting, replays
 from pickup.tables import MediationTables
 
 
@@ -21,14 +21,14 @@ class UnusedConnections(CleanupStep):
 
     def run(self, tx: Transaction, now: int, limit: int) -> SliceResult:
         """Look at connections in the order in which they were last seen."""
-        removed, after = idle_connections.forget(
-            tx.table(MediationTables), self._span, self.cursor or idle_connections.FIRST, now, limit
+        removed, after = connecting.forget_unused(
+            tx.table(MediationTables), self._span, self.cursor or connecting.FIRST, now, limit
         )
         return SliceResult(removed.total, after is not None, asdict(removed), after)
 
     def plan(self, tx: Transaction, now: int, examples: int) -> list[PlannedRemoval]:
         """Say which connections would be forgotten."""
-        return idle_connections.plan(tx.table(MediationTables), self._span, now, examples)
+        return connecting.plan_unused(tx.table(MediationTables), self._span, now, examples)
 
     def forget_mailbox(self, tx: Transaction, mailbox: Mailbox) -> None:
         """Forget the keys that were attached to the mailbox (D11)."""

@@ -34,9 +34,9 @@ from pickup.dids.document import keys_inside
 from pickup.dids.identities import OwnIdentities
 from pickup.dids.resolver import read
 from pickup.invitations import MAX_TTL, MAX_USES, InvitationService
-from pickup.mediation.invitations import MAX_INVITATIONS
-from pickup.mediation.records import Invitation
 from pickup.operation_tenants import OperationTenants
+from pickup.rules.connecting import MAX_INVITATIONS
+from pickup.rules.records import Invitation
 
 MAX_ATTACHED = 1000
 

@@ -34,12 +34,12 @@ from mediator.operate.operations import (
 from pickup import statistics
 from pickup.broker import MediationBroker
 from pickup.live_sessions import LiveSessions
-from pickup.mediation.access import is_denied
-from pickup.mediation.listing import ConnectionView
-from pickup.mediation.names import MAX_NAME, canonical
-from pickup.mediation.ports import ConnectionRow
-from pickup.mediation.records import TRAFFIC, Policy, Route, Verdict
 from pickup.operation_tenants import OperationTenants
+from pickup.rules.granting import is_denied
+from pickup.rules.listing import ConnectionView
+from pickup.rules.names import MAX_NAME, canonical
+from pickup.rules.ports import ConnectionRow
+from pickup.rules.records import TRAFFIC, Policy, Route, Verdict
 
 MAX_LISTED: Final = 500
 MAX_ROUTES: Final = 100

@@ -14,7 +14,7 @@ import structlog
 from mediator.broker import Broker
 from mediator.errors import MediatorError
 from mediator.mailboxes.events import Event, EventType
-from pickup.mediation.records import ConnectionUse, Traffic
+from pickup.rules.records import ConnectionUse, Traffic
 from pickup.tables import MediationTables
 
 FLUSH_SECONDS = 60.0

@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from pickup.dids.identities import OwnIdentities
-from pickup.dids.identity_index import OWN_PATH_TENANT
+from pickup.dids.own_dids import OWN_PATH_TENANT
 from pickup.transports import PATH
 
 _FRESH = {"Cache-Control": "max-age=300"}

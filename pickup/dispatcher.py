@@ -13,11 +13,11 @@ import structlog
 
 from mediator.errors import BadRequestError, MediatorError, NotEnrolledError, UnsupportedMessageError
 from pickup.broker import MediationBroker
-from pickup.mediation import replays
-from pickup.mediation.records import Connection, Generation
-from pickup.mediation.replays import CLOCK_SKEW, SeenEnvelope
 from pickup.message import DidcommMessage, Json, MessageType, ReplyMessage
 from pickup.problem_reports import is_report, report
+from pickup.rules import replays
+from pickup.rules.records import Connection, Generation
+from pickup.rules.replays import CLOCK_SKEW, SeenEnvelope
 
 if TYPE_CHECKING:
     from pickup.context import DidcommContext

@@ -28,9 +28,8 @@ from pickup.context import DidcommContext
 from pickup.cors import CrossOrigin
 from pickup.delivery_operations import DeliveryOperations
 from pickup.did_pages import DidPages
-from pickup.dids.identities import OwnIdentities
+from pickup.dids.identities import OwnIdentities, Vault
 from pickup.dids.resolver import CachingResolver
-from pickup.dids.vault import Vault
 from pickup.dids.web import DidWebResolver
 from pickup.dispatcher import Dispatcher
 from pickup.endpoint_relay import EndpointRelay

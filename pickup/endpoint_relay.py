@@ -14,10 +14,10 @@ from mediator.mailboxes.message import Message
 from mediator.store.base import Place
 from mediator.store.writer import Committed
 from pickup.broker import MediationBroker
-from pickup.mediation.access import is_denied
-from pickup.mediation.records import Connection
 from pickup.metrics import DidcommMetrics
 from pickup.outbound import DeliveryOutcome, OutboundClient, OutboundMessage, Sleep, is_endpoint
+from pickup.rules.granting import is_denied
+from pickup.rules.records import Connection
 
 PAUSES = (1.0, 5.0, 30.0, 120.0, 300.0)
 """Seconds before each retry; then the mail waits for new mail, for the holder's next request or for the sweep."""

@@ -22,8 +22,8 @@ from pickup.invitations import (
     id_inside,
     id_of_short,
 )
-from pickup.mediation.records import Invitation
 from pickup.message import PLAIN
+from pickup.rules.records import Invitation
 
 _GONE = "<p>There is no invitation here, or it is no longer open. Ask whoever gave you the link for a new one.</p>"
 

@@ -13,11 +13,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from mediator.errors import BadRequestError, NoSuchInvitationError
 from pickup import base64url
 from pickup.broker import MediationBroker
-from pickup.dids.identities import OwnIdentities
-from pickup.dids.vault import Vault
-from pickup.mediation import names
-from pickup.mediation.records import Invitation
+from pickup.dids.identities import OwnIdentities, Vault
 from pickup.message import DIDCOMM, PLAIN, Json
+from pickup.rules import names
+from pickup.rules.records import Invitation
 
 MAX_LABEL = 128
 MAX_TTL = 100 * 365 * 24 * 3600 * 1000

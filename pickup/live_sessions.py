@@ -16,11 +16,11 @@ from mediator.mailboxes.bounds import DAY
 from pickup.broker import MediationBroker
 from pickup.dispatcher import InboundRequest, TransportChannel
 from pickup.live_leases import LiveLeases
-from pickup.mediation.message_queue import QueueStatus
-from pickup.mediation.records import Connection, Generation
 from pickup.message import MessageType, ReplyMessage
 from pickup.metrics import DidcommMetrics
 from pickup.protocols.message_pickup import delivery
+from pickup.rules.message_queue import QueueStatus
+from pickup.rules.records import Connection, Generation
 
 BATCH = 10
 """Messages in one push."""

@@ -19,7 +19,7 @@ import orjson
 from mediator.errors import BadRequestError
 from mediator.fields import StrictFields, whole_number
 from pickup import base64url
-from pickup.mediation.records import Generation
+from pickup.rules.records import Generation
 
 DIDCOMM = "https://didcomm.org/"
 OLD = "did:sov:BzCbsNYhMrjHiqZDTUASHg;spec/"

@@ -13,9 +13,9 @@ from mediator.errors import AddressRefusedError, MediatorError, UnreachableError
 from mediator.http.guard import Guard
 from pickup import media_types
 from pickup.envelope import Envelopes
-from pickup.mediation.names import base58, is_ed25519, verkey
-from pickup.mediation.records import Generation
 from pickup.message import DIDCOMM, encode
+from pickup.rules.names import base58, is_ed25519, verkey
+from pickup.rules.records import Generation
 
 POST_SECONDS = 10.0
 """Time for one attempt, DNS and redirects included."""

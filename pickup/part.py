@@ -42,7 +42,7 @@ class DidcommPart(Part):
 
     def keys(self, settings: "Settings") -> Mapping[str, bytes]:
         """Return the key of the vault, if there is one yet."""
-        from pickup.dids.vault import KEY_FILE
+        from pickup.dids.identities import KEY_FILE
         from pickup.settings import DidcommSettings
 
         path, key = settings.data_dir / KEY_FILE, settings.section(DidcommSettings).key
@@ -59,7 +59,7 @@ class DidcommPart(Part):
 
     def forget_address(self, tx: "Transaction", tenant: str, address: str, now: int) -> Mapping[str, int]:
         """End the connection that the mailbox was granted to, with its keys."""
-        from pickup.mediation import connecting
+        from pickup.rules import connecting
         from pickup.tables import MediationTables
 
         tables = tx.table(MediationTables)

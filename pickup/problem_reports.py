@@ -1,8 +1,8 @@
 """Problem reports (RFC 0035, report-problem 2.0): the reply to a known sender whose message was refused (D12)."""
 
 from mediator.errors import MediatorError
-from pickup.mediation.records import Generation
 from pickup.message import DidcommMessage, Json, MessageType, ReplyMessage
+from pickup.rules.records import Generation
 
 FAMILY = "report-problem"
 REPORT = "problem-report"

@@ -18,8 +18,8 @@ from mediator.http.guard import Guard
 from mediator.mailboxes.events import EventType
 from mediator.store.writer import Committed
 from pickup.broker import MediationBroker
-from pickup.mediation.listing import DeviceQueue
 from pickup.protocols.push_notification import APNS_PLATFORM
+from pickup.rules.listing import DeviceQueue
 
 EVERY_SECONDS = 30.0
 """A holder is notified at most once in this time."""

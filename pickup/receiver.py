@@ -10,14 +10,14 @@ from pickup.access_lists import AccessLists
 from pickup.context import DidcommContext
 from pickup.dispatcher import InboundRequest, TransportChannel
 from pickup.envelope import OpenedEnvelope
-from pickup.mediation.names import canonical
-from pickup.mediation.records import Connection, DidRotation
-from pickup.mediation.replays import ReplayedError
 from pickup.message import DidcommMessage, outline, read
 from pickup.problem_reports import is_report
 from pickup.rate_limits import RateLimiter
 from pickup.reply_sender import PICKUP, ReplySender, returns_here
 from pickup.rotation import read_rotation
+from pickup.rules.names import canonical
+from pickup.rules.records import Connection, DidRotation
+from pickup.rules.replays import ReplayedError
 from pickup.tenant_sockets import TenantSockets
 
 MAX_REMEMBERED = 100_000

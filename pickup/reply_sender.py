@@ -6,12 +6,12 @@ from typing import Protocol
 from mediator.errors import MediatorError, UnresolvedDidError
 from pickup.dids.document import DidResolver
 from pickup.dids.identities import OwnIdentities
-from pickup.dids.identity_index import Identity
+from pickup.dids.own_dids import Identity
 from pickup.dispatcher import InboundRequest
 from pickup.envelope import Envelopes
-from pickup.mediation.records import Connection, Generation
 from pickup.message import ReplyMessage, encode, write
 from pickup.outbound import OutboundMessage
+from pickup.rules.records import Connection, Generation
 
 PICKUP = frozenset({"messagepickup", "message-pickup"})
 

@@ -8,10 +8,10 @@ from mediator.errors import BadRequestError, EnvelopeError, UnresolvedDidError
 from mediator.fields import whole_number
 from pickup.dispatcher import InboundRequest, check_expiry
 from pickup.envelope.reading import read_jwt
-from pickup.mediation.connecting import FROM_PRIOR
-from pickup.mediation.names import canonical
-from pickup.mediation.records import DidRotation
-from pickup.mediation.replays import CLOCK_SKEW
+from pickup.rules.connecting import FROM_PRIOR
+from pickup.rules.names import canonical
+from pickup.rules.records import DidRotation
+from pickup.rules.replays import CLOCK_SKEW
 
 
 async def read_rotation(request: InboundRequest) -> DidRotation | None:

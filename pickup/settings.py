@@ -9,8 +9,8 @@ from pydantic import AfterValidator, Field, model_validator
 
 from mediator.mailboxes.bounds import DAY, SECOND
 from mediator.settings.types import ANY_CASE, Key, PartSettings, Whole, network
-from pickup.mediation.names import canonical
-from pickup.mediation.records import MediationRules, Policy
+from pickup.rules.names import canonical
+from pickup.rules.records import MediationRules, Policy
 
 _MIB = 1024 * 1024
 

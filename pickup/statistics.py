@@ -7,7 +7,7 @@ from typing import Any
 from mediator.mailboxes.bounds import DAY
 from pickup.broker import MediationBroker
 from pickup.connection_use import HOUR
-from pickup.mediation.listing import ConnectionView
+from pickup.rules.listing import ConnectionView
 
 PAGE = 1000
 """Connections read at once, so that other reads get their turn."""

@@ -18,8 +18,8 @@ from pickup.address_gate import AddressGate
 from pickup.connection_use import client_family
 from pickup.dispatcher import ReturnRoutes, TransportChannel
 from pickup.inbound_limit import InboundByteLimiter
-from pickup.mediation.records import Generation
 from pickup.metrics import OK, DidcommMetrics
+from pickup.rules.records import Generation
 from pickup.tenant_sockets import TenantSockets
 from pickup.websocket import CLOSE_SECONDS, Receiver, WebSocket, WebSocketChannel
 

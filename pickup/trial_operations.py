@@ -26,8 +26,8 @@ from pickup.broker import MediationBroker
 from pickup.client import ClientError, HttpStatusError, NoAnswerError, ProblemError, Wallet
 from pickup.client.trial import LABEL, STEPS, attempt
 from pickup.invitations import InvitationService
-from pickup.mediation.records import Generation, Invitation, Policy
 from pickup.operation_tenants import OperationTenants
+from pickup.rules.records import Generation, Invitation, Policy
 
 TRY_SECONDS: Final = 15.0
 """For all steps; each answer may take a third of it."""

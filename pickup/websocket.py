@@ -17,8 +17,8 @@ from pickup.address_gate import AddressGate
 from pickup.connection_use import client_family
 from pickup.dispatcher import ReturnRoutes, TransportChannel
 from pickup.inbound_limit import ByteCounter, InboundByteLimiter
-from pickup.mediation.records import Generation
 from pickup.metrics import OK, DidcommMetrics
+from pickup.rules.records import Generation
 
 PING_SECONDS = 15.0
 """Between two pings."""

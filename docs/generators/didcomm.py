@@ -5,7 +5,7 @@ from typing import Any
 
 from pickup.dispatcher import Dispatcher
 from pickup.door import PROTOCOLS
-from pickup.mediation.records import Generation
+from pickup.rules.records import Generation
 
 _HEAD = """\
 # DIDComm protocols

@@ -7,7 +7,7 @@ import typer
 from mediator.cli import output
 from mediator.cli.options import CommandGroup, CommandOptions, TenantOptions
 from mediator.operate.units import format_bytes, format_time
-from pickup.mediation.records import Verdict
+from pickup.rules.records import Verdict
 
 app = CommandGroup()
 didcomm_app = CommandGroup(help="Who may use the DIDComm door, and who does.", no_args_is_help=True)

@@ -14,9 +14,9 @@ from pickup.client.link import Link
 from pickup.client.plaintext import Json, Plaintext, id_of, read
 from pickup.client.resources import ClientResources
 from pickup.envelope import OpenedEnvelope
-from pickup.mediation.names import canonical
-from pickup.mediation.records import Generation
 from pickup.message import encode
+from pickup.rules.names import canonical
+from pickup.rules.records import Generation
 
 MAX_PUSHED = 1000
 """Frames that wait for a reader of live mail; beyond it the socket is closed, and the mail stays queued."""

@@ -19,9 +19,9 @@ from pickup.client.link import Link
 from pickup.client.plaintext import Json, Plaintext, base64url, id_of, read, unbase64, write
 from pickup.client.resources import ClientResources
 from pickup.client.wallet import Wallet
-from pickup.mediation import names
-from pickup.mediation.records import Generation
 from pickup.message import encode
+from pickup.rules import names
+from pickup.rules.records import Generation
 
 HANDSHAKES = ("didexchange/1.1", "didexchange/1.0", "connections/1.0")
 QUEUE = "didcomm:transport/queue"

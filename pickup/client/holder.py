@@ -15,8 +15,8 @@ from pickup.client.plaintext import Json, Plaintext, content, write
 from pickup.client.records import DeliveredMessage, Grant, OpenedMessage, PickupStatus
 from pickup.client.resources import ClientResources
 from pickup.client.wallet import Wallet
-from pickup.mediation.names import canonical
-from pickup.mediation.records import Generation
+from pickup.rules.names import canonical
+from pickup.rules.records import Generation
 
 V1, V2 = Generation.V1, Generation.V2
 PICKUPS = {V1: ("2.0", "1.0", "4.0"), V2: ("3.0", "4.0")}

@@ -11,8 +11,8 @@ import orjson
 from pickup.client import transport
 from pickup.client.errors import ClientError
 from pickup.client.plaintext import unbase64
-from pickup.mediation import names
-from pickup.mediation.records import Generation
+from pickup.rules import names
+from pickup.rules.records import Generation
 
 PARAMETERS = ("oob", "_oob", "c_i", "d_m")
 

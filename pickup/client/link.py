@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 
 from pickup.client.errors import ClientError
 from pickup.client.plaintext import Json
-from pickup.mediation.records import Generation
+from pickup.rules.records import Generation
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from pickup.client.errors import ClientError
-from pickup.mediation.records import Generation
+from pickup.rules.records import Generation
 
 Json = dict[str, Any]
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pickup.client.plaintext import Plaintext
-from pickup.mediation.records import Generation
+from pickup.rules.records import Generation
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from pickup.dids.resolver import CachingResolver
 from pickup.dids.web import DidWebResolver
 from pickup.envelope import Envelopes
 from pickup.envelope.library import LibraryEnvelopes
-from pickup.envelope.v2_messaging import DidcommMessagingLibrary
+from pickup.envelope.v2 import DidcommMessagingLibrary
 
 MAX_BYTES = 16 * 1024 * 1024
 MAX_HOPS = 3

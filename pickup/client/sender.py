@@ -11,9 +11,9 @@ from pickup.client.errors import ClientError
 from pickup.client.plaintext import Json, write
 from pickup.client.resources import ClientResources
 from pickup.client.wallet import Wallet
-from pickup.mediation import names
-from pickup.mediation.records import Generation
 from pickup.message import encode
+from pickup.rules import names
+from pickup.rules.records import Generation
 
 V1, V2 = Generation.V1, Generation.V2
 

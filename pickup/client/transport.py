@@ -8,7 +8,7 @@ import aiohttp
 import orjson
 
 from pickup.client.errors import ClientError, HttpStatusError, NoAnswerError
-from pickup.mediation.records import Generation
+from pickup.rules.records import Generation
 
 MEDIA_TYPES = {Generation.V1: "application/didcomm-envelope-enc", Generation.V2: "application/didcomm-encrypted+json"}
 MAX_BYTES = 16 * 1024 * 1024

@@ -7,7 +7,7 @@ from pickup.client.holder import Holder
 from pickup.client.records import Grant
 from pickup.client.sender import Sender
 from pickup.client.wallet import Wallet
-from pickup.mediation.records import Generation
+from pickup.rules.records import Generation
 
 LABEL = "mediator try"
 TEXT = "hello from mediator try"

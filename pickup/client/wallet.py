@@ -14,9 +14,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from pickup.client.errors import ClientError
 from pickup.client.plaintext import Json
-from pickup.dids import identity_keys
+from pickup.dids import material
 from pickup.dids.document import Secret
-from pickup.mediation import names
+from pickup.rules import names
 
 MODE = 0o600
 
@@ -86,7 +86,7 @@ class Wallet:
 
     def new_did(self, services: Sequence[Mapping[str, Any]] = ()) -> str:
         """Make a did:peer:2 (v2) with an X25519 and an Ed25519 key."""
-        signing, agreeing = identity_keys.ed25519(os.urandom(32)), identity_keys.x25519(os.urandom(32))
+        signing, agreeing = material.ed25519(os.urandom(32)), material.x25519(os.urandom(32))
         specs = [
             did_peer_2.KeySpec.authentication(signing.multibase),
             did_peer_2.KeySpec.key_agreement(agreeing.multibase),

@@ -16,9 +16,9 @@ from mediator.operate.operations import Right
 from pickup import qr
 from pickup.connection_operations import LOOKED_AT, MAX_NUMBER, ORDERS
 from pickup.live_sessions import MAX_SESSIONS
-from pickup.mediation.access import MAX_RULES
-from pickup.mediation.invitations import MAX_INVITATIONS
-from pickup.mediation.records import TRAFFIC, Verdict
+from pickup.rules.connecting import MAX_INVITATIONS
+from pickup.rules.granting import MAX_RULES
+from pickup.rules.records import TRAFFIC, Verdict
 from pickup.statistics import SHOWN_HOURS
 
 GROUP: Final = "DIDComm"

@@ -1,13 +1,18 @@
-"""Converts public keys of DIDs and documents (multibase with multicodec, base58, JWK) to public JWKs."""
+"""Keys as JWKs: public ones of DIDs and documents (multibase, base58, JWK), and the private ones of an identity."""
 
+import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from nacl.signing import SigningKey
 
 from pickup import base64url
-from pickup.mediation.names import base58, unbase58
+from pickup.rules.names import base58, unbase58
 
 ED25519, X25519, P256, P384 = "Ed25519", "X25519", "P-256", "P-384"
 AGREEMENT = frozenset({X25519, P256, P384})
@@ -68,14 +73,14 @@ def from_jwk(raw: Mapping[str, Any]) -> Jwk:
         return from_raw(curve, _decoded(x))
     if raw.get("kty") != "EC" or not isinstance(y, str):
         raise ValueError("expected an EC key")
-    return _of_point(curve, _point(curve, x, y))
+    return _of_point(curve, _checked_point(curve, x, y))
 
 
 def raw_of(jwk: Jwk) -> bytes:
     """Return the 32 bytes of a key, or its compressed point."""
     if jwk["crv"] not in _CURVES:
         return _decoded(jwk["x"])
-    point = _point(jwk["crv"], jwk["x"], jwk["y"])
+    point = _checked_point(jwk["crv"], jwk["x"], jwk["y"])
     return point.public_bytes(Encoding.X962, PublicFormat.CompressedPoint)
 
 
@@ -98,7 +103,7 @@ def _decoded(text: str) -> bytes:
     return base64url.decode(text)
 
 
-def _point(curve: str, x: str, y: str) -> ec.EllipticCurvePublicKey:
+def _checked_point(curve: str, x: str, y: str) -> ec.EllipticCurvePublicKey:
     # Making the key checks that the point is on the curve.
     across, up = (int.from_bytes(_decoded(number), "big") for number in (x, y))
     return ec.EllipticCurvePublicNumbers(across, up, _CURVES[curve]).public_key()
@@ -109,3 +114,87 @@ def _of_point(curve: str, key: ec.EllipticCurvePublicKey) -> Jwk:
     numbers = key.public_numbers()
     x, y = (base64url.encode(number.to_bytes(size, "big")) for number in (numbers.x, numbers.y))
     return {"kty": "EC", "crv": curve, "x": x, "y": y}
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """A key pair."""
+
+    public: Jwk
+    private: Jwk = field(repr=False)
+
+    @property
+    def curve(self) -> str:
+        """Such as ``P-256``."""
+        return self.public["crv"]
+
+    @property
+    def multibase(self) -> str:
+        """The public key as DIDs write it."""
+        return multibase(self.public)
+
+
+@dataclass(frozen=True, slots=True)
+class IdentityKeys:
+    """All keys of an identity, for opening, sealing and signing."""
+
+    seed: bytes = field(repr=False)
+    """32 bytes, of the Ed25519 key."""
+    signing: KeyPair
+    agreement: tuple[KeyPair, ...]
+    """X25519, and in identities of the first releases P-256 and P-384 behind it."""
+    derived: KeyPair
+    """The signing key converted to X25519, for v1 envelopes, and for v2 peers that use the did:key."""
+
+    @property
+    def pairs(self) -> tuple[KeyPair, ...]:
+        """All of them."""
+        return (self.signing, *self.agreement, self.derived)
+
+    @property
+    def verkey(self) -> bytes:
+        """The 32 bytes of the public Ed25519 key."""
+        return raw_of(self.signing.public)
+
+
+def make() -> bytes:
+    """Generate the keys of a new identity, serialised for the vault.
+
+    Both have 32 bytes: most readers of did:peer:2 refuse a DID with any longer key.
+    """
+    raw = {
+        ED25519: Ed25519PrivateKey.generate().private_bytes_raw(),
+        X25519: X25519PrivateKey.generate().private_bytes_raw(),
+    }
+    return json.dumps({curve: base64url.encode(secret) for curve, secret in raw.items()}).encode()
+
+
+def read(secret: bytes) -> IdentityKeys:
+    """Read the keys that :func:`make` wrote, in this release or an earlier one."""
+    raw = {curve: base64url.decode(text) for curve, text in json.loads(secret).items()}
+    return IdentityKeys(
+        seed=raw[ED25519],
+        signing=ed25519(raw[ED25519]),
+        agreement=(x25519(raw[X25519]), *(_point(curve, raw[curve]) for curve in _CURVES if curve in raw)),
+        derived=x25519(SigningKey(raw[ED25519]).to_curve25519_private_key().encode()),
+    )
+
+
+def ed25519(seed: bytes) -> KeyPair:
+    """Return the pair of a seed of 32 bytes."""
+    return _pair(ED25519, seed, SigningKey(seed).verify_key.encode())
+
+
+def x25519(secret: bytes) -> KeyPair:
+    """Return the pair of a secret of 32 bytes."""
+    return _pair(X25519, secret, X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw())
+
+
+def _point(curve: str, secret: bytes) -> KeyPair:
+    key = ec.derive_private_key(int.from_bytes(secret, "big"), _CURVES[curve])
+    return _pair(curve, secret, key.public_key().public_bytes(Encoding.X962, PublicFormat.UncompressedPoint))
+
+
+def _pair(curve: str, secret: bytes, public: bytes) -> KeyPair:
+    jwk = from_raw(curve, public)
+    return KeyPair(jwk, {**jwk, "d": base64url.encode(secret)})

@@ -14,11 +14,10 @@ from nacl.exceptions import CryptoError
 from mediator.errors import UnresolvedDidError
 from pickup import base64url
 from pickup.dids import material
-from pickup.dids.document import DidDocument
+from pickup.dids.document import V2_SERVICE, DidDocument, parse
 from pickup.dids.material import AGREEMENT, ED25519, X25519
-from pickup.dids.parsing import V2_SERVICE, parse
 from pickup.dids.web import DidWebResolver
-from pickup.mediation.names import MAX_NAME
+from pickup.rules.names import MAX_NAME
 
 MAX_KEPT = 4096
 """Documents, and as many long forms of did:peer:4."""

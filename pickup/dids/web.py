@@ -13,8 +13,7 @@ import orjson
 
 from mediator.errors import MediatorError, UnresolvedDidError
 from mediator.http.guard import Guard
-from pickup.dids.document import DidDocument
-from pickup.dids.parsing import parse
+from pickup.dids.document import DidDocument, parse
 
 MAX_BYTES = 64 * 1024
 SECONDS = 5.0

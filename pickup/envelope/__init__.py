@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pickup.envelope.reading import Jws
-from pickup.mediation.records import Generation
+from pickup.rules.records import Generation
 
 
 @dataclass(slots=True)

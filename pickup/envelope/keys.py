@@ -7,8 +7,10 @@ from typing import Any
 
 from authlib import deprecate
 
+from mediator.errors import EnvelopeError
 from pickup import base64url
 from pickup.dids.document import PublicKey, Secret
+from pickup.envelope.reading import SIGNERS, Jws
 
 with warnings.catch_warnings():
     # Both DIDComm libraries need it; pyproject.toml keeps authlib below the version that drops it.
@@ -88,3 +90,16 @@ def _imported(curve: str, jwk: dict[str, str], y: str | None) -> Any:
     if y is None:
         return OKPKey.import_key({"kty": "OKP", **jwk})
     return PaddedECKey.import_key({"kty": "EC", **jwk, "y": y})
+
+
+def verify(jws: Jws, key: PublicKey) -> bytes:
+    """Return the signed payload; :class:`EnvelopeError` when this key did not sign it."""
+    if SIGNERS.get(key.curve) != jws.alg:
+        raise EnvelopeError("the signature's alg is not that of its key")
+    whole = {"payload": jws.payload, "signatures": [{"protected": jws.protected, "signature": jws.signature}]}
+    try:
+        result: Any = JsonWebSignature(algorithms=[jws.alg]).deserialize_json(whole, public(key))
+    except Exception as error:
+        raise EnvelopeError("the signature is not that of its key") from error
+    payload: bytes = result.payload
+    return payload

@@ -9,12 +9,12 @@ from mediator.errors import EnvelopeError, UnresolvedDidError
 from pickup.dids.document import DidResolver, PublicKey, Secret, Secrets
 from pickup.dids.material import multibase, peer_2_fragments
 from pickup.envelope import OpenedEnvelope
+from pickup.envelope.keys import verify
 from pickup.envelope.reading import MAX_V2_RECIPIENTS, Jwe, Jws, V1Envelope, mark_of, read, read_layer
-from pickup.envelope.signed import verify
 from pickup.envelope.v1 import NOT_FOR_US, V1Library
 from pickup.envelope.v2 import V2Library
-from pickup.mediation.names import canonical
-from pickup.mediation.records import Generation
+from pickup.rules.names import canonical
+from pickup.rules.records import Generation
 
 AGREEMENT_CURVES = ("X25519", "P-256", "P-384")
 MAX_FRAGMENTS = 4096

@@ -15,7 +15,7 @@ import orjson
 
 from mediator.errors import EnvelopeError, MessageTooLargeError
 from pickup import base64url
-from pickup.mediation.names import MAX_NAME
+from pickup.rules.names import MAX_NAME
 
 MAX_DEPTH = 64
 """Levels of nesting in any JSON: the libraries parse by recursion."""

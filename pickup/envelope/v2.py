@@ -1,11 +1,65 @@
-"""The interface of a library for DIDComm v2 envelopes, and the choice of one."""
+"""The interface of a library for v2 envelopes, the default one (``didcomm-messaging`` with authlib), and the choice."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
+
+from pickup.dids.document import PublicKey, Secret
+from pickup.envelope.keys import private, public
+from pickup.envelope.reading import Jwe
+from pickup.message import encode
+
+# isort: split
+# After the keys, which import the JOSE library without its warnings.
+from typing import Protocol
+
+from didcomm_messaging.crypto.backend.authlib import AuthlibCryptoService, AuthlibKey, AuthlibSecretKey
 
 from mediator.errors import SetupError
-from pickup.dids.document import PublicKey, Secret
-from pickup.envelope.reading import Jwe
+
+
+class _PublicKey(AuthlibKey):  # type: ignore[misc]
+    """Of any curve: the library can encrypt to all, but writes the multikey of few, which nothing here asks for."""
+
+    @classmethod
+    def key_to_multikey(cls, key: Any) -> str:
+        return ""
+
+
+class _Crypto(AuthlibCryptoService):  # type: ignore[misc]
+    """With the cipher for anoncrypt that every receiver has to know."""
+
+    def _build_header_ecdh_es(self, to: Any, alg: str, enc: str) -> Any:
+        return super()._build_header_ecdh_es(to, alg, "A256CBC-HS512")
+
+
+class DidcommMessagingLibrary:
+    """Implements :class:`pickup.envelope.v2.V2Library`."""
+
+    def __init__(self) -> None:
+        self._crypto = _Crypto()
+
+    async def decrypt(self, jwe: Jwe, kid: str, recipient: Secret, sender: PublicKey | None) -> bytes:
+        """Open a layer."""
+        # The JOSE library takes it parsed too.
+        envelope: Any = jwe.only_for(kid)
+        key = AuthlibSecretKey(private(recipient), kid)
+        if sender is None:
+            payload: bytes = await self._crypto.ecdh_es_decrypt(envelope, key)
+        else:
+            payload = await self._crypto.ecdh_1pu_decrypt(envelope, key, _PublicKey(public(sender), sender.kid))
+        return payload
+
+    async def encrypt(self, message: Mapping[str, Any], to: Sequence[PublicKey], sender: Secret | None) -> bytes:
+        """Seal."""
+        keys = [_PublicKey(public(key), key.kid) for key in to]
+        plaintext = encode(message)
+        if sender is None:
+            sealed: bytes = await self._crypto.ecdh_es_encrypt(keys, plaintext)
+        else:
+            secret = AuthlibSecretKey(private(sender), sender.kid)
+            sealed = await self._crypto.ecdh_1pu_encrypt(keys, secret, plaintext)
+        return sealed
+
 
 DIDCOMM_MESSAGING = "didcomm-messaging"
 DIDCOMM = "didcomm"
@@ -27,8 +81,6 @@ def load_library(name: str) -> V2Library:
     Raises :class:`SetupError` when it is not installed.
     """
     if name == DIDCOMM_MESSAGING:
-        from pickup.envelope.v2_messaging import DidcommMessagingLibrary
-
         return DidcommMessagingLibrary()
     try:
         from pickup.envelope.v2_didcomm import DidcommLibrary

@@ -5,15 +5,14 @@ from collections.abc import Sequence
 from mediator.errors import BadRequestError
 from mediator.fields import StrictFields
 from pickup import problem_reports
-from pickup.dids.identity_index import Identity
-from pickup.dids.own_dids import v1_services
+from pickup.dids.own_dids import Identity, v1_services
 from pickup.dispatcher import Dispatcher, InboundRequest
-from pickup.mediation import names
-from pickup.mediation.records import Generation
 from pickup.message import Json, ReplyMessage
 from pickup.protocols.handshake import connect, invitation_of, nothing, proven_did, sender_key
 from pickup.protocols.peers import read_attached
 from pickup.protocols.signatures import sign_field
+from pickup.rules import names
+from pickup.rules.records import Generation
 
 FAMILY = "connections"
 CONNECTION = "connection"

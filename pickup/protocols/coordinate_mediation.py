@@ -8,16 +8,14 @@ from typing import Any
 from mediator.errors import BadRequestError, MediationDeniedError, UnresolvedDidError
 from mediator.fields import MAX_ITEMS, whole_number
 from pickup.dids.document import keys_inside
-from pickup.dids.identity_index import Identity
-from pickup.dids.own_dids import invitation_key
+from pickup.dids.own_dids import Identity, invitation_key
 from pickup.dispatcher import Dispatcher, InboundRequest
-from pickup.mediation import names
-from pickup.mediation.granting import denial
-from pickup.mediation.keylist import KeylistResult, KeylistUpdate
-from pickup.mediation.names import MAX_NAME
-from pickup.mediation.records import Generation, NewConnection
 from pickup.message import OLD, DidcommMessage, Json, ReplyMessage
 from pickup.problem_reports import explain
+from pickup.rules import names
+from pickup.rules.granting import KeylistResult, KeylistUpdate, denial
+from pickup.rules.names import MAX_NAME
+from pickup.rules.records import Generation, NewConnection
 
 FAMILY = "coordinate-mediation"
 MAX_ACTION = 64

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from mediator.errors import BadRequestError
 from pickup.dispatcher import Dispatcher, InboundRequest
 from pickup.invitations import GOAL_CODE
-from pickup.mediation.records import Generation
 from pickup.message import DIDCOMM, OLD, Json, ReplyMessage
+from pickup.rules.records import Generation
 
 FAMILY = "discover-features"
 MAX_QUERIES = 64

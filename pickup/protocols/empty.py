@@ -1,8 +1,8 @@
 """The empty message (DIDComm v2.1 §The Empty Message): carries headers alone, such as ``ack`` or ``from_prior``."""
 
 from pickup.dispatcher import EMPTY, Dispatcher
-from pickup.mediation.records import Generation
 from pickup.protocols.handshake import nothing
+from pickup.rules.records import Generation
 
 
 def register(dispatcher: Dispatcher) -> None:

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from mediator.errors import BadRequestError, NoSuchInvitationError, NotEnrolledError
 from pickup.dispatcher import InboundRequest
-from pickup.mediation import names
-from pickup.mediation.records import Generation, Invitation, NewConnection
 from pickup.message import ReplyMessage
 from pickup.protocols.peers import Peer
+from pickup.rules import names
+from pickup.rules.records import Generation, Invitation, NewConnection
 
 MAX_LABEL = 128
 """Characters kept of a peer's label."""

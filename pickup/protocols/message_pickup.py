@@ -8,11 +8,11 @@ from mediator.errors import LiveModeError
 from mediator.mailboxes.message import Message as Mail
 from pickup import problem_reports
 from pickup.dispatcher import Dispatcher, InboundRequest
-from pickup.mediation import message_queue
-from pickup.mediation.message_queue import QueueStatus
-from pickup.mediation.names import canonical
-from pickup.mediation.records import Connection, Generation
 from pickup.message import Attachment, DidcommMessage, Json, MessageType, ReplyMessage
+from pickup.rules import message_queue
+from pickup.rules.message_queue import QueueStatus
+from pickup.rules.names import canonical
+from pickup.rules.records import Connection, Generation
 
 FAMILY = "messagepickup"
 FAMILY_4 = "message-pickup"

@@ -12,12 +12,12 @@ from mediator.mailboxes.message import Message as Mail
 from pickup import problem_reports
 from pickup.dispatcher import Dispatcher, InboundRequest
 from pickup.envelope.reading import read_object
-from pickup.mediation import message_queue
-from pickup.mediation.message_queue import QueueStatus
-from pickup.mediation.records import Connection, Generation
 from pickup.message import Json, ReplyMessage
 from pickup.protocols import report_problem
 from pickup.protocols.message_pickup import BUDGET, FAMILY, VERSIONS, hand_out, holder, msg_ids, status
+from pickup.rules import message_queue
+from pickup.rules.message_queue import QueueStatus
+from pickup.rules.records import Connection, Generation
 
 log = structlog.get_logger("didcomm.batches")
 

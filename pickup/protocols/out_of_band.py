@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from mediator.errors import NoSuchInvitationError, NotEnrolledError, UnsupportedMessageError
 from pickup import problem_reports
 from pickup.dispatcher import Dispatcher, InboundRequest
-from pickup.mediation.records import Generation
 from pickup.message import ReplyMessage
 from pickup.protocols.handshake import nothing
+from pickup.rules.records import Generation
 
 FAMILY = "out-of-band"
 

@@ -5,10 +5,9 @@ from typing import Any
 
 from mediator.errors import BadRequestError
 from pickup.dids import material
-from pickup.dids.document import DidDocument
-from pickup.dids.parsing import V1_SERVICES, parse
-from pickup.mediation import names
+from pickup.dids.document import V1_SERVICES, DidDocument, parse
 from pickup.outbound import is_endpoint
+from pickup.rules import names
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from mediator.errors import BadRequestError, NotEnrolledError
 from pickup.dispatcher import Dispatcher, InboundRequest
-from pickup.mediation.records import Generation, PushDevice
 from pickup.message import ReplyMessage
 from pickup.protocols.handshake import nothing
+from pickup.rules.records import Generation, PushDevice
 
 FCM = "push-notifications-fcm"
 APNS = "push-notifications-apns"

@@ -7,8 +7,8 @@ import structlog
 
 from pickup import problem_reports
 from pickup.dispatcher import Dispatcher, InboundRequest
-from pickup.mediation.records import Generation
 from pickup.message import ReplyMessage
+from pickup.rules.records import Generation
 
 NOTIFICATION = "notification"
 """The family name that the examples of RFC 0035 and RFC 0685 use."""

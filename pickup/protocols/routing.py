@@ -12,12 +12,11 @@ from mediator.fields import whole_number
 from pickup.context import DidcommContext
 from pickup.dispatcher import Dispatcher, InboundRequest
 from pickup.envelope.reading import read_object
-from pickup.mediation.envelope_recipients import recipients_in
-from pickup.mediation.forwarding import Forward, ForwardOutcome
-from pickup.mediation.names import MAX_NAME, canonical
-from pickup.mediation.records import Generation
-from pickup.mediation.replays import CLOCK_SKEW
 from pickup.message import MAX_ATTACHMENTS, DidcommMessage, ReplyMessage, attachments, parse_time
+from pickup.rules.forwarding import Forward, ForwardOutcome, recipients_in
+from pickup.rules.names import MAX_NAME, canonical
+from pickup.rules.records import Generation
+from pickup.rules.replays import CLOCK_SKEW
 
 FAMILY = "routing"
 FORWARD = "forward"

@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from mediator.errors import BadRequestError
 from pickup import base64url
-from pickup.mediation import names
 from pickup.message import Json, encode, unbase64
+from pickup.rules import names
 
 MAX_SIGNATURES = 8
 """Signatures one attachment may have."""

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from pickup.dispatcher import Dispatcher, InboundRequest
-from pickup.mediation.records import Generation
 from pickup.message import ReplyMessage
 from pickup.protocols.handshake import nothing
+from pickup.rules.records import Generation
 
 FAMILIES = {Generation.V1: ("trust_ping", 1, "ping_response"), Generation.V2: ("trust-ping", 2, "ping-response")}
 

@@ -10,9 +10,9 @@ from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Kind, Retention
 from mediator.mailboxes.ports import Filter, Usage
 from mediator.store.sqlite import SqliteStore
-from pickup.mediation.names import MAX_CANONICAL
-from pickup.mediation.ports import ConnectionCursor, ConnectionRow
-from pickup.mediation.records import (
+from pickup.rules.names import MAX_CANONICAL
+from pickup.rules.ports import ConnectionCursor, ConnectionRow
+from pickup.rules.records import (
     AccessRule,
     Connection,
     ConnectionUse,

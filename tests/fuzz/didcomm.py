@@ -11,14 +11,15 @@ import orjson
 from mediator.errors import BusyError, MediatorError, UnresolvedDidError
 from pickup import message as messages
 from pickup import problem_reports
-from pickup.dids import parsing, resolver, web
+from pickup.dids import document as documents
+from pickup.dids import resolver, web
 from pickup.envelope import reading
 from pickup.envelope.keys import public
 from pickup.invitations import id_inside
-from pickup.mediation import envelope_recipients as shape
-from pickup.mediation import message_queue, names
-from pickup.mediation.records import Generation
 from pickup.protocols import coordinate_mediation, message_pickup_1, peers, routing, signatures
+from pickup.rules import forwarding as shape
+from pickup.rules import message_queue, names
+from pickup.rules.records import Generation
 
 
 def check_short(error: MediatorError) -> None:
@@ -115,7 +116,7 @@ def document(data: bytes) -> None:
         return
     did = "did:example:subject"
     try:
-        made = parsing.parse(raw, did)
+        made = documents.parse(raw, did)
     except MediatorError as error:
         check_short(error)
         return

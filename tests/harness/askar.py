@@ -10,7 +10,7 @@ from typing import Any
 from aries_askar import Key, KeyAlg, crypto_box
 from aries_askar.ecdh import Ecdh1PU, EcdhEs
 
-from pickup.mediation.names import base58, unbase58
+from pickup.rules.names import base58, unbase58
 from tests.harness.people import apv_of, b64, unb64
 
 

@@ -19,18 +19,17 @@ from mediator.http.guard import Guard
 from mediator.mailboxes.bounds import Bounds
 from pickup.broker import MediationBroker
 from pickup.context import DidcommContext
-from pickup.dids.identities import OwnIdentities
+from pickup.dids.identities import OwnIdentities, Vault
 from pickup.dids.resolver import CachingResolver
-from pickup.dids.vault import Vault
 from pickup.dids.web import DidWebResolver
 from pickup.dispatcher import InboundRequest
 from pickup.envelope.library import LibraryEnvelopes
-from pickup.envelope.v2_messaging import DidcommMessagingLibrary
+from pickup.envelope.v2 import DidcommMessagingLibrary
 from pickup.invitations import InvitationService
-from pickup.mediation.names import from_verkey
-from pickup.mediation.records import Connection, Generation, Invitation, MediationRules
 from pickup.message import DIDCOMM, ReplyMessage, read
 from pickup.metrics import DidcommMetrics
+from pickup.rules.names import from_verkey
+from pickup.rules.records import Connection, Generation, Invitation, MediationRules
 from tests.harness.clock import ManualClock
 from tests.harness.stores import ram_store
 

@@ -9,29 +9,12 @@ from mediator.mailboxes.message import Draft, Message
 from mediator.mailboxes.sending import Send, send
 from mediator.store.base import Store
 from pickup.broker import MEDIATION_HOOKS, MediationBroker
-from pickup.mediation import (
-    attached_keys,
-    connecting,
-    forwarding,
-    granting,
-    idle_connections,
-    keylist,
-    message_queue,
-    names,
-)
-from pickup.mediation.forwarding import Forward, ForwardOutcome
-from pickup.mediation.keylist import KeylistResult, KeylistUpdate
-from pickup.mediation.message_queue import QueueStatus
-from pickup.mediation.ports import ConnectionCursor
-from pickup.mediation.records import (
-    Connection,
-    DidRotation,
-    Generation,
-    Invitation,
-    MediationRules,
-    NewConnection,
-    Route,
-)
+from pickup.rules import connecting, forwarding, granting, message_queue, names
+from pickup.rules.forwarding import Forward, ForwardOutcome
+from pickup.rules.granting import KeylistResult, KeylistUpdate
+from pickup.rules.message_queue import QueueStatus
+from pickup.rules.ports import ConnectionCursor
+from pickup.rules.records import Connection, DidRotation, Generation, Invitation, MediationRules, NewConnection, Route
 from pickup.tables import MediationTables
 from tests.harness.broker import START, TENANT, Broker
 
@@ -105,12 +88,12 @@ class Mediation(Broker):
 
     def forget(self, limit: int = 1000) -> int:
         """Run slices of the clean-up of connections to their end, and return how many it ended."""
-        after: ConnectionCursor | None = idle_connections.FIRST
+        after: ConnectionCursor | None = connecting.FIRST
         ended = 0
         while after is not None:
             place = after
             removed, after = self.run(
-                lambda tx: idle_connections.forget(tx, self.rules.idle, place, self.now, limit)  # noqa: B023
+                lambda tx: connecting.forget_unused(tx, self.rules.idle, place, self.now, limit)  # noqa: B023
             )
             ended += removed.connections
         return ended
@@ -147,7 +130,9 @@ class Mediation(Broker):
         inside: Sequence[str] = (),
     ) -> list[KeylistResult]:
         wishes = [KeylistUpdate(key, action, tuple(inside)) for key, action in changes]
-        return self.run(lambda tx: keylist.update(tx, self.rules, connection, wishes, frozenset(proven), self.now))
+        return self.run(
+            lambda tx: granting.update_keylist(tx, self.rules, connection, wishes, frozenset(proven), self.now)
+        )
 
     def add(
         self, connection: Connection, *keys: str, proven: Sequence[str] = (), inside: Sequence[str] = ()
@@ -158,17 +143,17 @@ class Mediation(Broker):
         return self.update(connection, [(key, "remove") for key in keys])
 
     def keys(self, connection: Connection, offset: int = 0, limit: int = 1000) -> tuple[list[str], int]:
-        routes, total = self.run(lambda tx: keylist.query(tx, connection, offset, limit, self.now))
+        routes, total = self.run(lambda tx: granting.query_keylist(tx, connection, offset, limit, self.now))
         return [route.key for route in routes], total
 
     def route(self, key: str, tenant: str = TENANT) -> Route | None:
         return self.run(lambda tx: tx.routes.find(tenant, key))
 
     def attach(self, key: str, address: str, tenant: str = TENANT, inside: Sequence[str] = ()) -> Route:
-        return self.run(lambda tx: attached_keys.attach(tx, tenant, key, address, self.now, inside))
+        return self.run(lambda tx: granting.attach_key(tx, tenant, key, address, self.now, inside))
 
     def detach(self, key: str) -> None:
-        self.run(lambda tx: attached_keys.detach(tx, TENANT, key))
+        self.run(lambda tx: granting.detach_key(tx, TENANT, key))
 
     def forward(self, keys: str | Sequence[str], *payloads: bytes, tenant: str = TENANT, **more: Any) -> ForwardOutcome:
         request = Forward(tenant, [keys] if isinstance(keys, str) else keys, payloads or (b"mail",), **more)

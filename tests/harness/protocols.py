@@ -21,19 +21,19 @@ from pickup.broker import MediationBroker
 from pickup.context import DidcommContext
 from pickup.dids.document import DidDocument, DidResolver, DidService
 from pickup.dids.identities import OwnIdentities
-from pickup.dids.identity_index import Identity
+from pickup.dids.own_dids import Identity
 from pickup.dispatcher import Dispatcher, ReturnRoutes
 from pickup.door import PROTOCOLS
 from pickup.envelope import OpenedEnvelope
 from pickup.envelope.reading import Jws
 from pickup.live_sessions import LiveSessions
-from pickup.mediation import names
-from pickup.mediation.records import Connection, Generation, MediationRules, NewConnection
 from pickup.message import DIDCOMM
 from pickup.metrics import DidcommMetrics
 from pickup.outbound import OutboundMessage
 from pickup.receiver import MessageReceiver
 from pickup.reply_sender import ReplySender
+from pickup.rules import names
+from pickup.rules.records import Connection, Generation, MediationRules, NewConnection
 from tests.harness.broker import START, TENANT
 from tests.harness.mediation import key
 from tests.harness.people import b64, unb64

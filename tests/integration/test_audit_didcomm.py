@@ -26,7 +26,7 @@ from mediator.store.base import Store, Transaction
 from pickup import endpoint_relay, outbound
 from pickup.client import Holder, Wallet
 from pickup.dids import web as dids_web
-from pickup.mediation.records import Generation
+from pickup.rules.records import Generation
 from pickup.tables import MediationTables
 from tests.harness.app import app
 from tests.harness.people import Person, jwe

@@ -44,8 +44,8 @@ from mediator.store.log_space import AHEAD, STEP
 from mediator.store.sqlite import SqliteStore
 from pickup.broker import MediationBroker
 from pickup.client import Holder, HttpStatusError, ProblemError, Sender, Wallet
-from pickup.mediation import connecting
-from pickup.mediation.records import DidRotation, Generation, MediationRules, NewConnection
+from pickup.rules import connecting
+from pickup.rules.records import DidRotation, Generation, MediationRules, NewConnection
 from pickup.tables import MediationTables
 from registry import rules
 from registry.records import Liveness, Registration

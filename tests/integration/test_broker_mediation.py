@@ -13,9 +13,9 @@ from mediator.mailboxes.message import Draft
 from mediator.mailboxes.sending import Send
 from mediator.store.sqlite import SqliteStore
 from pickup.broker import MEDIATION_HOOKS, MediationBroker
-from pickup.mediation.forwarding import Forward, ForwardOutcome
-from pickup.mediation.keylist import KeylistUpdate
-from pickup.mediation.records import MediationRules
+from pickup.rules.forwarding import Forward, ForwardOutcome
+from pickup.rules.granting import KeylistUpdate
+from pickup.rules.records import MediationRules
 from tests.harness.mediation import AMPLE, enrol, key, payloads
 from tests.unit.test_mediation_forwarding import v1
 

@@ -28,8 +28,8 @@ from mediator.settings.settings import Settings
 from mediator.store.base import Store
 from mediator.store.opening import database_path, open_store
 from mediator.store.sqlite import SqliteStore
-from pickup.mediation import connecting, granting
-from pickup.mediation.records import Generation, MediationRules, NewConnection
+from pickup.rules import connecting, granting
+from pickup.rules.records import Generation, MediationRules, NewConnection
 from pickup.settings import DidcommSettings
 from pickup.tables import MediationTables
 from registry import rules

@@ -10,7 +10,7 @@ import pytest
 
 from pickup.client import ClientError, Holder, Wallet
 from pickup.invitations import id_inside
-from pickup.mediation.names import base58, canonical, from_verkey
+from pickup.rules.names import base58, canonical, from_verkey
 from tests.integration.test_cli import Mediator, alone, mediator, service
 
 __all__ = ["alone", "mediator", "service"]

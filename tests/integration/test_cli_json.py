@@ -12,7 +12,7 @@ from mediator.cli import build_app
 from mediator.operate.run_history import RunHistoryClient
 from mediator.operate.runs import Outcome
 from mediator.parts import installed_settings
-from pickup.mediation.names import from_verkey
+from pickup.rules.names import from_verkey
 from tests.harness.certificates import issue
 from tests.harness.service import Service
 from tests.integration.test_cli import Mediator, alone, external, mediator, service

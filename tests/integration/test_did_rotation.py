@@ -13,8 +13,8 @@ import pytest
 from pickup.client import Holder, ProblemError
 from pickup.client.plaintext import new_id
 from pickup.dids.resolver import read
-from pickup.mediation.records import Generation
 from pickup.message import DIDCOMM
+from pickup.rules.records import Generation
 from tests.harness.didcomm_service import note_v2
 from tests.harness.waiting import until
 from tests.integration.test_didcomm_bad_input import Mediator, mediating

@@ -13,7 +13,7 @@ from aiohttp import WSCloseCode
 
 from mediator.operate.control import send_command
 from pickup.client import Holder, HttpStatusError, ProblemError, Wallet
-from pickup.mediation.records import Generation
+from pickup.rules.records import Generation
 from tests.harness.didcomm_service import note, note_v2
 from tests.harness.live import Live
 from tests.harness.stores import ram_store

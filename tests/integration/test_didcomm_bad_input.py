@@ -37,9 +37,9 @@ from pickup.client.sender import forward_v2
 from pickup.dids.document import PublicKey
 from pickup.dispatcher import TransportChannel
 from pickup.door import ENVELOPE_OVERHEAD, didcomm_door
-from pickup.mediation import names
-from pickup.mediation.records import Generation
 from pickup.message import encode
+from pickup.rules import names
+from pickup.rules.records import Generation
 from tests.harness.core import make_settings, rows
 from tests.harness.people import apv_of, b64, jwe, unb64
 from tests.integration.test_didcomm_transports import (

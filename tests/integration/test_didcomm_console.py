@@ -16,7 +16,7 @@ import pytest
 from mediator.operate.control import send_command
 from pickup.client import Holder, Sender
 from pickup.client.trial import STEPS
-from pickup.mediation.names import base58, verkey
+from pickup.rules.names import base58, verkey
 from tests.harness.app import PATIENCE, App, app
 from tests.harness.console_site import ROLES as ALL
 from tests.harness.console_site import token

@@ -8,8 +8,8 @@ import pytest
 from pickup.client.sender import forward_v1, forward_v2
 from pickup.dids.document import keys_inside
 from pickup.dids.resolver import read
-from pickup.mediation import names
-from pickup.mediation.records import Generation
+from pickup.rules import names
+from pickup.rules.records import Generation
 from tests.harness.didcomm_service import note, note_v2
 from tests.integration.test_didcomm_bad_input import Mediator, mediating
 

@@ -9,7 +9,7 @@ from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.events import Event, EventType
 from pickup import connection_use
 from pickup.connection_use import ConnectionUses, client_family
-from pickup.mediation.records import Generation
+from pickup.rules.records import Generation
 from tests.harness.didcomm_service import note
 from tests.harness.live import Live
 from tests.harness.stores import ram_store

@@ -20,8 +20,8 @@ from mediator.metrics import Metrics
 from pickup import transports, websocket
 from pickup.cors import CrossOrigin
 from pickup.dispatcher import TransportChannel
-from pickup.mediation.records import Generation
 from pickup.metrics import DidcommMetrics
+from pickup.rules.records import Generation
 from pickup.transports import Transports
 
 PATIENCE = 10.0

@@ -10,10 +10,9 @@ from mediator.broker import Broker
 from mediator.errors import UnavailableError
 from mediator.mailboxes.bounds import Bounds
 from pickup.broker import MediationBroker
-from pickup.dids.identities import OwnIdentities
-from pickup.dids.identity_index import Identity
-from pickup.dids.vault import Vault
-from pickup.mediation.records import MediationRules
+from pickup.dids.identities import OwnIdentities, Vault
+from pickup.dids.own_dids import Identity
+from pickup.rules.records import MediationRules
 from pickup.tables import MediationTables
 from tests.integration.test_postgres_store import url
 

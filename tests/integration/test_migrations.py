@@ -17,7 +17,7 @@ from mediator.mailboxes.ports import Filter
 from mediator.store import migrate
 from mediator.store.base import Store
 from mediator.store.sqlite import SqliteStore
-from pickup.mediation.records import Generation, Invitation, NewConnection, Route
+from pickup.rules.records import Generation, Invitation, NewConnection, Route
 from pickup.tables import MediationTables
 from registry.records import CardVectors, LastSeenCursor, UpdatedTerms
 from registry.tables import RegistryTables

@@ -13,11 +13,11 @@ import pytest
 from mediator.errors import NoSuchInvitationError, UnavailableError
 from mediator.mailboxes import collecting, creating
 from mediator.store.base import Place, Store
-from pickup.mediation import connecting, forwarding, granting, keylist, message_queue, names
-from pickup.mediation.forwarding import Forward
-from pickup.mediation.keylist import KeylistResult, KeylistUpdate
-from pickup.mediation.ports import MediationTransaction
-from pickup.mediation.records import Connection, Generation, Invitation, MediationRules, NewConnection
+from pickup.rules import connecting, forwarding, granting, message_queue, names
+from pickup.rules.forwarding import Forward
+from pickup.rules.granting import KeylistResult, KeylistUpdate
+from pickup.rules.ports import MediationTransaction
+from pickup.rules.records import Connection, Generation, Invitation, MediationRules, NewConnection
 from pickup.tables import MediationTables
 from tests.harness.stores import within
 from tests.integration.test_postgres_store import (
@@ -165,7 +165,7 @@ def test_a_key_that_several_peers_want_at_once_is_given_to_one(store, instances)
 
     def want(number: int) -> None:
         for change in wanted:
-            work = lambda tx: keylist.update(tx, RULES, peers[number], [change], frozenset(), NOW)  # noqa: B023, E731
+            work = lambda tx: granting.update_keylist(tx, RULES, peers[number], [change], frozenset(), NOW)  # noqa: B023, E731
             results.setdefault(number, []).extend(again(instances[number], work))
 
     together(*(lambda number=number: want(number) for number in range(INSTANCES)))
@@ -182,11 +182,11 @@ def test_a_pending_forward_does_not_restore_a_removed_key(store, instances):
     holder = enroll(store, "c")
     first, second = instances[:2]
     with within(store.transaction(), MediationTables) as tx:
-        keylist.update(tx, RULES, holder, [KeylistUpdate(key(1), "add")], frozenset(), NOW)
+        granting.update_keylist(tx, RULES, holder, [KeylistUpdate(key(1), "add")], frozenset(), NOW)
     with within(first.transaction(), MediationTables) as tx:
         route = tx.routes.find(TENANT, key(1))
         with within(second.transaction(), MediationTables) as other:
-            keylist.update(other, RULES, holder, [KeylistUpdate(key(1), "remove")], frozenset(), NOW)
+            granting.update_keylist(other, RULES, holder, [KeylistUpdate(key(1), "remove")], frozenset(), NOW)
         tx.routes.used(route, NOW + 1)
     with within(store.reading(), MediationTables) as tx:
         assert tx.routes.find(TENANT, key(1)) is None
@@ -199,7 +199,7 @@ def test_forwards_pickups_and_keylists_do_not_deadlock(store, instances):
     places = [(TENANT, connection.address) for connection in peers]
     with within(store.transaction(), MediationTables) as tx:
         for number, connection in enumerate(peers):
-            keylist.update(tx, RULES, connection, [KeylistUpdate(key(number), "add")], frozenset(), NOW)
+            granting.update_keylist(tx, RULES, connection, [KeylistUpdate(key(number), "add")], frozenset(), NOW)
 
     def sender(number: int) -> None:
         chance = random.Random(number)
@@ -226,7 +226,7 @@ def test_forwards_pickups_and_keylists_do_not_deadlock(store, instances):
                     message_queue.note_batch(tx, settled, got, [f"{number} {turn}"])
                     taken[one] += message_queue.acknowledge(tx, settled, [message.msg_id for message in got], NOW)
                     extra = KeylistUpdate(key(100 + number * 10 + one), "add" if turn % 2 == 0 else "remove")
-                    keylist.update(tx, RULES, settled, [extra], frozenset(), NOW)
+                    granting.update_keylist(tx, RULES, settled, [extra], frozenset(), NOW)
 
     # A deadlock would end one of them: nothing is done again here.
     together(
@@ -248,7 +248,7 @@ def test_a_mailbox_that_is_deleted_meanwhile_takes_no_forward(store, instances):
     for turn in range(20):
         holder = enroll(store, f"c{turn}")
         with within(store.transaction(), MediationTables) as tx:
-            keylist.update(tx, RULES, holder, [KeylistUpdate(key(turn), "add")], frozenset(), NOW)
+            granting.update_keylist(tx, RULES, holder, [KeylistUpdate(key(turn), "add")], frozenset(), NOW)
         queued: list[int] = []
 
         def send(number: int, turn: int = turn, queued: list[int] = queued) -> None:

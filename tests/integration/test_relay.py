@@ -20,14 +20,14 @@ from pickup import endpoint_relay, outbound, outbound_queue
 from pickup.broker import MediationBroker
 from pickup.endpoint_relay import EndpointRelay
 from pickup.envelope.library import LibraryEnvelopes
-from pickup.envelope.v2_messaging import DidcommMessagingLibrary
-from pickup.mediation.forwarding import Forward
-from pickup.mediation.names import base58, verkey
-from pickup.mediation.records import Connection, Generation, MediationRules
+from pickup.envelope.v2 import DidcommMessagingLibrary
 from pickup.message import encode
 from pickup.metrics import DidcommMetrics
 from pickup.outbound import OutboundClient, OutboundMessage
 from pickup.outbound_queue import OutboundQueue
+from pickup.rules.forwarding import Forward
+from pickup.rules.names import base58, verkey
+from pickup.rules.records import Connection, Generation, MediationRules
 from tests.harness.mediation import AMPLE, enrol, key, payloads
 from tests.harness.people import MemoryResolver, MemorySecrets, Person
 from tests.harness.stores import ram_store

@@ -14,7 +14,7 @@ import pytest
 
 from mediator.backup import MIN_SKIP
 from pickup.client import Holder, Sender
-from pickup.mediation.records import Generation
+from pickup.rules.records import Generation
 from tests.harness.client import Client, payload_of
 from tests.harness.didcomm_service import Door, note, note_v2, texts
 from tests.harness.load import Load

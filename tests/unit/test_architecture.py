@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("mediator", "pickup", "pipeline", "registry")
 
-RULES = ("mediator/mailboxes", "pickup/mediation", "registry/records.py", "registry/rules.py")
+RULES = ("mediator/mailboxes", "pickup/rules", "registry/records.py", "registry/rules.py")
 OUTSIDE_WORLD = {"time", "datetime", "random", "secrets", "os", "asyncio", "threading", "socket", "pathlib", "sqlite3"}
 
 

@@ -2,8 +2,8 @@
 
 from mediator.store.writer import Committed
 from pickup.caller_cache import MAX_CALLERS, CallerCache
-from pickup.mediation.records import Connection, Generation
-from pickup.tables.connections import CONNECTIONS
+from pickup.rules.records import Connection, Generation
+from pickup.tables import CONNECTIONS
 
 
 def connection(no: int, *callers: str) -> Connection:

@@ -15,8 +15,8 @@ from pickup.client.handshake import services
 from pickup.client.link import Link
 from pickup.client.plaintext import base64url, read, write
 from pickup.client.resources import ClientResources
-from pickup.mediation import names
-from pickup.mediation.records import Generation
+from pickup.rules import names
+from pickup.rules.records import Generation
 
 PATIENCE = 60.0
 NOTE = {"@type": "https://didcomm.org/basicmessage/1.0/message", "@id": "1", "content": "grüß"}

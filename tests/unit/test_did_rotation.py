@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from mediator.errors import BadRequestError
-from pickup.mediation.records import Generation
+from pickup.rules.records import Generation
 from tests.harness.mediation import key
 from tests.harness.protocols import V2, V2_DID, Answer, Door, Peer, Wire, envelope, from_prior
 

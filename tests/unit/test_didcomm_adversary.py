@@ -23,14 +23,14 @@ from pickup.dids.resolver import CachingResolver
 from pickup.dids.web import DidWebResolver
 from pickup.envelope import Envelopes, reading
 from pickup.envelope.library import LibraryEnvelopes
-from pickup.envelope.v2_messaging import DidcommMessagingLibrary
-from pickup.mediation import names
-from pickup.mediation.records import Generation
+from pickup.envelope.v2 import DidcommMessagingLibrary
 from pickup.message import DIDCOMM
 from pickup.metrics import DidcommMetrics
 from pickup.outbound import DeliveryOutcome, OutboundClient, OutboundMessage
 from pickup.outbound_queue import OutboundQueue
 from pickup.protocols import connections, did_exchange, routing
+from pickup.rules import names
+from pickup.rules.records import Generation
 from tests.harness import handshaking
 from tests.harness.broker import TENANT
 from tests.harness.mediation import key

@@ -17,15 +17,14 @@ from mediator.errors import EnvelopeError, SetupError, UnresolvedDidError
 from mediator.mailboxes.bounds import Bounds
 from mediator.store.base import Transaction
 from pickup.broker import MediationBroker
-from pickup.dids.identities import OwnIdentities
-from pickup.dids.identity_index import MAX_DIDS, IdentityIndex
+from pickup.dids.identities import OwnIdentities, Vault
 from pickup.dids.material import multibase, peer_2_fragments
+from pickup.dids.own_dids import MAX_DIDS, IdentityIndex
 from pickup.dids.resolver import read as read_did
-from pickup.dids.vault import Vault
 from pickup.envelope.reading import V1Envelope, read
 from pickup.envelope.v1 import V1Library
-from pickup.mediation.names import canonical, from_verkey, unbase58
-from pickup.mediation.records import Generation, Invitation, MediationRules, NewConnection, StoredIdentity
+from pickup.rules.names import canonical, from_verkey, unbase58
+from pickup.rules.records import Generation, Invitation, MediationRules, NewConnection, StoredIdentity
 from pickup.tables import MediationTables
 from tests.harness.old_identity import OLD_DID, OLD_SECRET, OLD_URL
 from tests.harness.stores import ram_store

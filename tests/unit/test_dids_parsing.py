@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from mediator.errors import UnresolvedDidError
 from pickup import base64url
 from pickup.dids import material
-from pickup.dids.document import DidDocument
-from pickup.dids.parsing import MAX_KEYS, MAX_SERVICES, parse
+from pickup.dids.document import MAX_KEYS, MAX_SERVICES, DidDocument, parse
 from pickup.dids.resolver import MAX_LONG_FORM, read
-from pickup.mediation.names import base58, from_verkey
+from pickup.rules.names import base58, from_verkey
 
 DID = "did:web:example.com"
 VERKEY = bytes(range(32))

@@ -12,13 +12,12 @@ from nacl.signing import SigningKey
 from mediator.errors import UnresolvedDidError
 from mediator.http.guard import Guard
 from pickup import base64url
-from pickup.dids import identity_keys, material, own_dids
-from pickup.dids.document import DidDocument
-from pickup.dids.identity_keys import IdentityKeys
-from pickup.dids.parsing import parse
+from pickup.dids import material, own_dids
+from pickup.dids.document import DidDocument, parse
+from pickup.dids.material import IdentityKeys
 from pickup.dids.resolver import MAX_KEPT, MAX_LONG_FORM, CachingResolver, read
 from pickup.dids.web import DidWebResolver
-from pickup.mediation.names import from_verkey
+from pickup.rules.names import from_verkey
 from tests.harness.old_identity import OLD_SECRET
 
 URL = "https://mediator.example.com/didcomm"
@@ -46,7 +45,7 @@ def resolver(known: Known | None = None) -> CachingResolver:
 
 @pytest.fixture(scope="module")
 def someone() -> IdentityKeys:
-    return identity_keys.read(OLD_SECRET)
+    return material.read(OLD_SECRET)
 
 
 def short_form(did: str) -> str:

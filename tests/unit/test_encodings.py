@@ -8,7 +8,7 @@ import pytest
 
 from mediator.login import Login
 from mediator.settings.sources import read_file
-from pickup.dids.vault import KEY_FILE, Vault
+from pickup.dids.identities import KEY_FILE, Vault
 from pipeline.lake.sealing import read_keys
 from registry.cards.sources import read_sources
 from registry.evaluation import read_cases, read_catalog

@@ -13,9 +13,9 @@ from mediator.errors import EnvelopeError, MessageTooLargeError, UnresolvedDidEr
 from pickup.envelope import OpenedEnvelope
 from pickup.envelope.library import LibraryEnvelopes
 from pickup.envelope.reading import MAX_DEPTH, MAX_PROTECTED, V1_CIPHER
+from pickup.envelope.v2 import DidcommMessagingLibrary
 from pickup.envelope.v2_didcomm import DidcommLibrary
-from pickup.envelope.v2_messaging import DidcommMessagingLibrary
-from pickup.mediation.names import verkey
+from pickup.rules.names import verkey
 from tests.harness import askar
 from tests.harness.people import MemoryResolver, MemorySecrets, Person, b64, jwe, jws, public_half, unb64
 

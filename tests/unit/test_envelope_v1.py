@@ -9,9 +9,9 @@ import pytest
 from mediator.errors import EnvelopeError
 from pickup.envelope.library import LibraryEnvelopes
 from pickup.envelope.reading import MAX_V1_RECIPIENTS
-from pickup.envelope.v2_messaging import DidcommMessagingLibrary
-from pickup.mediation.names import base58, from_verkey, verkey
-from pickup.mediation.records import Generation
+from pickup.envelope.v2 import DidcommMessagingLibrary
+from pickup.rules.names import base58, from_verkey, verkey
+from pickup.rules.records import Generation
 from tests.harness import askar
 from tests.harness.people import MemoryResolver, MemorySecrets, Person, b64, unb64
 

@@ -15,10 +15,9 @@ from pickup.dids.document import PublicKey
 from pickup.dids.material import multibase, peer_2_fragments
 from pickup.envelope.library import LibraryEnvelopes
 from pickup.envelope.reading import MAX_V2_RECIPIENTS
-from pickup.envelope.v2 import V2Library, load_library
+from pickup.envelope.v2 import DidcommMessagingLibrary, V2Library, load_library
 from pickup.envelope.v2_didcomm import DidcommLibrary
-from pickup.envelope.v2_messaging import DidcommMessagingLibrary
-from pickup.mediation.records import Generation
+from pickup.rules.records import Generation
 from pickup.settings import DidcommSettings
 from tests.harness import askar
 from tests.harness.people import (

@@ -6,9 +6,9 @@ import base58
 import pytest
 
 from mediator.errors import BadRequestError, MediatorError, NoSuchInvitationError, NotEnrolledError
-from pickup.mediation.records import Generation, Invitation
 from pickup.message import OLD, write
 from pickup.protocols.connections import handle_request
+from pickup.rules.records import Generation, Invitation
 from tests.harness.handshaking import PUBLIC_URL, START, Peer, Setup, checked_field, connecting, only, setup
 
 

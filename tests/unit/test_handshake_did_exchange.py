@@ -10,9 +10,9 @@ import orjson
 import pytest
 
 from mediator.errors import BadRequestError, NoSuchInvitationError, NotEnrolledError, UnresolvedDidError
-from pickup.mediation.records import Generation, Invitation
 from pickup.message import OLD, DidcommMessage, write
 from pickup.protocols.did_exchange import handle_request
+from pickup.rules.records import Generation, Invitation
 from tests.harness.handshaking import PUBLIC_URL, Peer, Setup, checked_attachment, exchange, only, setup
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from mediator.errors import NoSuchInvitationError, NotEnrolledError, UnsupportedMessageError
-from pickup.mediation.records import Invitation
 from pickup.message import DIDCOMM
 from pickup.protocols import did_exchange
 from pickup.protocols.out_of_band import invitation as received
 from pickup.protocols.out_of_band import reuse
+from pickup.rules.records import Invitation
 from pickup.tables import MediationTables
 from tests.harness.handshaking import Peer, Setup, exchange, only, setup
 

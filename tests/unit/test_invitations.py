@@ -25,9 +25,9 @@ from pickup import qr
 from pickup.dids.own_dids import invitation_key
 from pickup.invitation_pages import InvitationPages
 from pickup.invitations import InvitationForms, id_inside, id_of_short, short_id
-from pickup.mediation import invitations as module
-from pickup.mediation.names import canonical, verkey
-from pickup.mediation.records import Invitation
+from pickup.rules import connecting as module
+from pickup.rules.names import canonical, verkey
+from pickup.rules.records import Invitation
 from tests.harness.handshaking import PUBLIC_URL, START, Setup, setup
 
 DAY = 24 * 3600 * 1000

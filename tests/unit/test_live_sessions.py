@@ -25,12 +25,12 @@ from pickup import live_sessions as module
 from pickup.broker import MediationBroker
 from pickup.dispatcher import InboundRequest, ReturnRoutes
 from pickup.live_sessions import LiveSessions
-from pickup.mediation import message_queue
-from pickup.mediation.forwarding import Forward
-from pickup.mediation.message_queue import QueueStatus
-from pickup.mediation.records import Connection, Generation, MediationRules
 from pickup.message import DIDCOMM, OLD, DidcommMessage, MessageType, ReplyMessage, unbase64, write
 from pickup.metrics import DidcommMetrics
+from pickup.rules import message_queue
+from pickup.rules.forwarding import Forward
+from pickup.rules.message_queue import QueueStatus
+from pickup.rules.records import Connection, Generation, MediationRules
 from tests.harness.mediation import enrol, key
 from tests.harness.stores import ram_store
 from tests.harness.waiting import until

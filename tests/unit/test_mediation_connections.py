@@ -17,9 +17,9 @@ from mediator.errors import (
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.mailbox import Kind, Retention
 from mediator.store.base import Store
-from pickup.mediation.keylist import KeylistResult
-from pickup.mediation.records import Connection, MediationRules, Policy, PushDevice
-from pickup.mediation.replays import CLOCK_SKEW
+from pickup.rules.granting import KeylistResult
+from pickup.rules.records import Connection, MediationRules, Policy, PushDevice
+from pickup.rules.replays import CLOCK_SKEW
 from tests.harness.broker import DAY, HOUR, START, TENANT
 from tests.harness.mediation import Mediation, ids, key, payloads
 

@@ -17,11 +17,11 @@ from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Retention
 from mediator.nats.requests import create
 from mediator.store.base import Store, Transaction
-from pickup.mediation import envelope_recipients as envelope
-from pickup.mediation import names
-from pickup.mediation.forwarding import MAX_DELAYED, ForwardOutcome
-from pickup.mediation.keylist import KeylistResult
-from pickup.mediation.records import MediationRules
+from pickup.rules import forwarding as envelope
+from pickup.rules import names
+from pickup.rules.forwarding import MAX_DELAYED, ForwardOutcome
+from pickup.rules.granting import KeylistResult
+from pickup.rules.records import MediationRules
 from tests.harness.broker import DAY, HOUR, SECOND, START, TENANT
 from tests.harness.mediation import Mediation, ids, key, payloads
 

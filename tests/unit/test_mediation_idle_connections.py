@@ -5,8 +5,8 @@ import pytest
 from mediator.mailboxes.address import redact
 from mediator.mailboxes.bounds import DAY
 from mediator.store.base import Store
-from pickup.mediation import idle_connections
-from pickup.mediation.records import MediationRules
+from pickup.rules import connecting
+from pickup.rules.records import MediationRules
 from tests.harness.broker import TENANT
 from tests.harness.mediation import Mediation, key
 from tests.harness.protocols import envelope
@@ -83,7 +83,7 @@ def test_nobody_is_forgotten_where_that_is_off(store: Store) -> None:
     house.advance(10 * SPAN)
     assert house.forget() == 0
     with house.reading() as tx:
-        assert idle_connections.plan(tx, 0, house.now, 5) == []
+        assert connecting.plan_unused(tx, 0, house.now, 5) == []
 
 
 @pytest.mark.rule("A7")
@@ -92,10 +92,10 @@ def test_a_dry_run_names_some_and_shows_no_address(house: Mediation) -> None:
     house.advance(SPAN)
     house.holder(9)
     with house.reading() as tx:
-        (finding,) = idle_connections.plan(tx, SPAN, house.now, 2)
+        (finding,) = connecting.plan_unused(tx, SPAN, house.now, 2)
     assert (finding.what, finding.why, finding.count, finding.more) == (
         "connections",
-        idle_connections.UNUSED,
+        connecting.UNUSED,
         3,
         False,
     )

@@ -8,9 +8,9 @@ from mediator.errors import BadRequestError, NoSuchMailboxError, NotEnrolledErro
 from mediator.mailboxes.fetching import Deliver
 from mediator.mailboxes.mailbox import Retention
 from mediator.store.base import Store
-from pickup.mediation import names
-from pickup.mediation.keylist import KeylistResult
-from pickup.mediation.records import MediationRules
+from pickup.rules import names
+from pickup.rules.granting import KeylistResult
+from pickup.rules.records import MediationRules
 from tests.harness.broker import DAY, HOUR, START
 from tests.harness.mediation import Mediation, key, payloads
 from tests.harness.stores import ram_store

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from mediator.errors import NotEnrolledError
 from mediator.mailboxes.events import EventType
 from mediator.mailboxes.lanes import Lane
-from pickup.mediation import message_queue
-from pickup.mediation.message_queue import QueueStatus
-from pickup.mediation.records import Connection
+from pickup.rules import message_queue
+from pickup.rules.message_queue import QueueStatus
+from pickup.rules.records import Connection
 from tests.harness.broker import DAY, SECOND, START
 from tests.harness.mediation import Mediation, ids, key, payloads
 

@@ -14,10 +14,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from mediator.errors import NotEnrolledError
 from mediator.store.base import Store
-from pickup.mediation.forwarding import ForwardOutcome
-from pickup.mediation.keylist import KeylistResult
-from pickup.mediation.message_queue import QueueStatus
-from pickup.mediation.records import Connection, MediationRules
+from pickup.rules.forwarding import ForwardOutcome
+from pickup.rules.granting import KeylistResult
+from pickup.rules.message_queue import QueueStatus
+from pickup.rules.records import Connection, MediationRules
 from tests.harness.broker import DAY, SECOND, TENANT
 from tests.harness.mediation import Mediation, ids, key, payloads
 from tests.harness.stores import ram_store

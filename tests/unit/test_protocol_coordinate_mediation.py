@@ -3,8 +3,8 @@
 import pytest
 
 from mediator.mailboxes.bounds import DAY
-from pickup.mediation.records import Generation, Invitation, MediationRules, Policy
 from pickup.message import DIDCOMM, OLD
+from pickup.rules.records import Generation, Invitation, MediationRules, Policy
 from pickup.tables import MediationTables
 from tests.harness.broker import TENANT
 from tests.harness.mediation import key

@@ -15,9 +15,9 @@ from mediator.errors import (
     UnsupportedMessageError,
 )
 from pickup.dispatcher import Dispatcher, InboundRequest
-from pickup.mediation.records import Generation
 from pickup.message import DIDCOMM, OLD, ReplyMessage
 from pickup.problem_reports import COMMENTS, explain
+from pickup.rules.records import Generation
 from tests.harness.mediation import key
 from tests.harness.protocols import V1, V2, Door, Json, Peer, Wire
 

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from pickup.mediation.records import Generation
 from pickup.message import OLD
+from pickup.rules.records import Generation
 from tests.harness.mediation import key
 from tests.harness.protocols import (
     LIVE_LEASE,

@@ -9,9 +9,9 @@ import pytest
 from mediator.errors import BadRequestError, MediatorError, UnsupportedMessageError
 from mediator.mailboxes.bounds import DAY, Bounds
 from mediator.store.writer import Committed
-from pickup.mediation.records import Generation, MediationRules
 from pickup.message import DIDCOMM, OLD, read
 from pickup.protocols import routing
+from pickup.rules.records import Generation, MediationRules
 from tests.harness.broker import TENANT
 from tests.harness.mediation import key
 from tests.harness.protocols import OURS, V1, V2, V2_DID, Door, Json, Wire, base58, envelope, open_door

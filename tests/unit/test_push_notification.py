@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from mediator.errors import BadRequestError, NotEnrolledError
-from pickup.mediation.records import PushDevice
 from pickup.message import DIDCOMM
 from pickup.protocols import did_exchange
 from pickup.protocols.push_notification import get_device, set_device
+from pickup.rules.records import PushDevice
 from tests.harness.handshaking import Peer, Setup, exchange, only, setup
 
 

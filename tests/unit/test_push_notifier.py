@@ -24,8 +24,8 @@ from mediator.mailboxes.message import Draft
 from mediator.mailboxes.sending import Send
 from pickup import push_notifier
 from pickup.broker import MediationBroker
-from pickup.mediation.records import Connection, MediationRules, PushDevice
 from pickup.push_notifier import PushNotifier
+from pickup.rules.records import Connection, MediationRules, PushDevice
 from tests.harness.mediation import AMPLE, enrol, ids
 from tests.harness.stores import ram_store
 from tests.harness.waiting import until

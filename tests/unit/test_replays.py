@@ -8,9 +8,9 @@ import pytest
 from mediator.errors import BadRequestError
 from mediator.store.base import Store
 from pickup.dispatcher import Dispatcher
-from pickup.mediation import replays
-from pickup.mediation.records import Generation
-from pickup.mediation.replays import KEPT, SeenEnvelope
+from pickup.rules import replays
+from pickup.rules.records import Generation
+from pickup.rules.replays import KEPT, SeenEnvelope
 from pickup.tables import MediationTables
 from tests.harness.broker import TENANT
 from tests.harness.mediation import key

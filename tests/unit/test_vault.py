@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mediator.errors import SetupError
-from pickup.dids.vault import KEY_BYTES, KEY_FILE, Vault
+from pickup.dids.identities import KEY_BYTES, KEY_FILE, Vault
 
 KEY = bytes(range(KEY_BYTES))
 SECRET = b"the private keys of an identity"

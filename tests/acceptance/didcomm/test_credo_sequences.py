@@ -21,8 +21,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from pickup.client import Wallet
 from pickup.client.resources import ClientResources
-from pickup.mediation import names
 from pickup.message import encode
+from pickup.rules import names
 from tests.harness.didcomm_service import Door, Invites
 from tests.harness.waiting import until
 

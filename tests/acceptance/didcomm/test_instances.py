@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pickup.client import Holder, HttpStatusError, ProblemError, Sender
-from pickup.mediation.records import Generation
+from pickup.rules.records import Generation
 from tests.conftest import SERVICES
 from tests.harness.didcomm_service import Door, note, note_v2, texts
 from tests.harness.live import Live

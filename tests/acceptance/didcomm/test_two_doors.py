@@ -12,7 +12,7 @@ import pytest
 from pickup.client import DeliveredMessage, Holder, Sender, Wallet
 from pickup.client.resources import ClientResources
 from pickup.client.sender import forward_v2
-from pickup.mediation.records import Generation
+from pickup.rules.records import Generation
 from tests.harness.client import Answer, Client, payload_of
 from tests.harness.didcomm_service import Door, Invites, note, note_v2, text, texts
 from tests.harness.live import Live

@@ -22,7 +22,7 @@ import pytest
 from mediator.errors import UnavailableError
 from pickup.client import DeliveredMessage, Holder, HttpStatusError, NoAnswerError, ProblemError, Sender
 from pickup.client.transport import MEDIA_TYPES
-from pickup.mediation.records import Generation
+from pickup.rules.records import Generation
 from tests.harness.didcomm_service import Door, note, note_v2, text
 from tests.harness.postgres import Server, answers, disturbing
 from tests.harness.service import Services

@@ -22,7 +22,7 @@ from mediator.store.base import Transaction
 from mediator.store.postgres import PostgresStore
 from pickup.client import Holder, Sender
 from pickup.client.transport import MEDIA_TYPES
-from pickup.mediation.records import Generation
+from pickup.rules.records import Generation
 from tests.harness.client import Client, Unanswered, payload_of
 from tests.harness.didcomm_service import Door, note_v2, text
 from tests.harness.load import SENDERS, Load, done

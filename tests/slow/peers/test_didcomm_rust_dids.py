@@ -9,14 +9,13 @@ from mediator.broker import Broker
 from mediator.http.guard import Guard
 from mediator.mailboxes.bounds import Bounds
 from pickup.broker import MediationBroker
-from pickup.dids.identities import OwnIdentities
+from pickup.dids.identities import OwnIdentities, Vault
 from pickup.dids.resolver import CachingResolver
-from pickup.dids.vault import Vault
 from pickup.dids.web import DidWebResolver
 from pickup.envelope.library import LibraryEnvelopes
-from pickup.envelope.v2_messaging import DidcommMessagingLibrary
-from pickup.mediation.names import canonical
-from pickup.mediation.records import MediationRules
+from pickup.envelope.v2 import DidcommMessagingLibrary
+from pickup.rules.names import canonical
+from pickup.rules.records import MediationRules
 from tests.harness.node import Rust
 from tests.harness.old_identity import OLD_DID, OLD_SECRET, OLD_URL
 from tests.harness.people import Person

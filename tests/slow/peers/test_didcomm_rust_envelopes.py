@@ -5,10 +5,9 @@ from typing import Any
 import pytest
 
 from pickup.envelope.library import LibraryEnvelopes
-from pickup.envelope.v2 import V2Library
+from pickup.envelope.v2 import DidcommMessagingLibrary, V2Library
 from pickup.envelope.v2_didcomm import DidcommLibrary
-from pickup.envelope.v2_messaging import DidcommMessagingLibrary
-from pickup.mediation.records import Generation
+from pickup.rules.records import Generation
 from tests.harness.node import Rust
 from tests.harness.people import MemoryResolver, MemorySecrets, Person
 

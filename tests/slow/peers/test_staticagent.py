@@ -10,7 +10,7 @@ from aries_staticagent import crypto
 from pickup.base64url import decode
 from pickup.client.handshake import services
 from pickup.client.invitation import MediatorInvitation
-from pickup.mediation import names
+from pickup.rules import names
 from tests.harness.didcomm_service import Door, Invites
 
 PREFIX = "https://didcomm.org"

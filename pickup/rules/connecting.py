@@ -1,4 +1,4 @@
-"""Connections of peers: made by handshakes, recognised by their keys, and ended (D8)."""
+"""Connections of peers: invited, made by handshakes, recognised by their keys, ended, forgotten if unused (D8)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,11 +14,14 @@ from mediator.errors import (
     UnavailableError,
 )
 from mediator.mailboxes import creating
+from mediator.mailboxes.address import redact
 from mediator.mailboxes.bounds import Bounds
-from pickup.mediation import granting, replays
-from pickup.mediation.access import is_denied
-from pickup.mediation.ports import MediationTransaction
-from pickup.mediation.records import (
+from mediator.mailboxes.collecting import Collected
+from mediator.mailboxes.planning import Example, PlannedRemoval
+from pickup.rules import granting, replays
+from pickup.rules.granting import is_denied
+from pickup.rules.ports import ConnectionCursor, MediationTransaction
+from pickup.rules.records import (
     Connection,
     DidRotation,
     Generation,
@@ -27,7 +30,52 @@ from pickup.mediation.records import (
     NewConnection,
     PushDevice,
 )
-from pickup.mediation.replays import CLOCK_SKEW, SeenEnvelope
+from pickup.rules.replays import CLOCK_SKEW, SeenEnvelope
+
+MAX_INVITATIONS = 1000
+"""Invitations one tenant may have; those that are no longer open make room."""
+MAX_ID = 256
+
+
+def add_invitation(tx: MediationTransaction, tenant: str, invitation: Invitation, now: int) -> Invitation:
+    """Keep a new invitation; :class:`BadRequestError` when the tenant has too many open ones."""
+    kept = tx.invitations.list(tenant, MAX_INVITATIONS)
+    if len(kept) >= MAX_INVITATIONS:
+        closed = [one for one in kept if not one.open(now)]
+        if not closed:
+            raise BadRequestError("invitation", f"a tenant has at most {MAX_INVITATIONS}; remove some")
+        for one in closed:
+            tx.invitations.remove(one)
+    tx.invitations.put(invitation)
+    return invitation
+
+
+def find_invitation(tx: MediationTransaction, key: str, id: str | None) -> Invitation | None:
+    """Return the invitation that has a canonical key, else the one with an id."""
+    keyed = tx.invitations.keyed(key)
+    return keyed if keyed is not None or id is None else tx.invitations.get(id)
+
+
+def find_open_invitation(tx: MediationTransaction, id: str, now: int) -> Invitation:
+    """Return an invitation that may still be used; :class:`NoSuchInvitationError` when there is none."""
+    found = tx.invitations.get(id) if 0 < len(id) <= MAX_ID else None
+    if found is None or not found.open(now):
+        raise NoSuchInvitationError
+    return found
+
+
+def find_own_invitation(tx: MediationTransaction, tenant: str, id: str) -> Invitation:
+    """Return an invitation of a tenant, open or not; :class:`NoSuchInvitationError` when there is none."""
+    found = tx.invitations.get(id)
+    if found is None or found.tenant != tenant:
+        raise NoSuchInvitationError
+    return found
+
+
+def remove_invitation(tx: MediationTransaction, tenant: str, id: str) -> None:
+    """Forget an invitation; connections that came by it stay. Raises as :func:`find_own_invitation`."""
+    tx.invitations.remove(find_own_invitation(tx, tenant, id))
+
 
 SEEN_EVERY = 3600 * 1000
 """Milliseconds between two notes that a connection is in use."""
@@ -268,3 +316,57 @@ def disconnect(tx: MediationTransaction, connection: Connection, now: int) -> No
     if mailbox is not None:
         creating.delete(tx, mailbox.tenant, mailbox.address, now)
     tx.connections.remove(current)
+
+
+FIRST = ConnectionCursor(-1, 0)
+MAX_PLANNED = 2_000
+"""Connections that a dry run checks: each costs a look at its keys and its mail."""
+UNUSED = "not used for long, and no mail waits"
+
+
+def forget_unused(
+    tx: MediationTransaction, span: int, after: ConnectionCursor, now: int, limit: int
+) -> tuple[Collected, ConnectionCursor | None]:
+    """End connections that were not used for ``span`` milliseconds and for which no mail waits; 0: none.
+
+    A connection is used when its holder makes a request or accepts relayed mail, or when mail comes for one of its
+    keys. Returns where the next slice goes on; None when there are no more.
+    """
+    unseen = tx.connections.unseen(now - span, after, limit) if span else []
+    # Mailboxes are locked before connections.
+    tx.mailboxes.by_no({one.mailbox_no for one in unseen if one.mailbox_no is not None})
+    forgotten = 0
+    for one in unseen:
+        # It may have been used at another instance meanwhile.
+        current = tx.connections.get(one.no)
+        if current is not None and _unused(tx, current, span, now):
+            disconnect(tx, current, now)
+            forgotten += 1
+    last = ConnectionCursor(unseen[-1].seen_at, unseen[-1].no) if len(unseen) == limit else None
+    return Collected(connections=forgotten), last
+
+
+def plan_unused(tx: MediationTransaction, span: int, now: int, examples: int) -> list[PlannedRemoval]:
+    """Return the connections that :func:`forget_unused` would end, as one finding with so many examples."""
+    unseen = tx.connections.unseen(now - span, FIRST, MAX_PLANNED) if span else []
+    unused = [one for one in unseen if _unused(tx, one, span, now)]
+    if not unused:
+        return []
+    shown = tuple(_example(tx, one, span) for one in unused[:examples])
+    return [PlannedRemoval("connections", UNUSED, len(unused), shown, len(unseen) >= MAX_PLANNED)]
+
+
+def _unused(tx: MediationTransaction, connection: Connection, span: int, now: int) -> bool:
+    if _last_use(tx, connection) + span > now:
+        return False
+    mailbox = granting.find_mailbox(tx, connection, now)
+    return mailbox is None or not (mailbox.messages or tx.delays.usage(mailbox).messages)
+
+
+def _last_use(tx: MediationTransaction, connection: Connection) -> int:
+    return max(connection.created_at, connection.seen_at, tx.routes.last_used(connection))
+
+
+def _example(tx: MediationTransaction, connection: Connection, span: int) -> Example:
+    address = "" if connection.address is None else redact(connection.address)
+    return Example(connection.tenant, address, connection.no, _last_use(tx, connection) + span)

@@ -7,10 +7,10 @@ from typing import NamedTuple
 from mediator.errors import NoSuchConnectionError, NotEnrolledError
 from mediator.mailboxes.address import finds_address
 from mediator.mailboxes.mailbox import Kind, Mailbox
-from pickup.mediation import granting, message_queue
-from pickup.mediation.names import canonical
-from pickup.mediation.ports import ConnectionRow, MediationTransaction
-from pickup.mediation.records import Connection, ConnectionUse, PushDevice, Route
+from pickup.rules import granting, message_queue
+from pickup.rules.names import canonical
+from pickup.rules.ports import ConnectionRow, MediationTransaction
+from pickup.rules.records import Connection, ConnectionUse, PushDevice, Route
 
 
 class ConnectionView(NamedTuple):

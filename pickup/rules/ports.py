@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from mediator.mailboxes import ports as mailboxes
-from pickup.mediation.records import (
+from pickup.rules.records import (
     AccessRule,
     Connection,
     ConnectionUse,

@@ -1,6 +1,6 @@
 """Records of mediation: connections, the routes of their keys, invitations, and the mediator's own identities.
 
-Keys and DIDs are in the canonical form of :mod:`pickup.mediation.names` wherever they are compared. Times are
+Keys and DIDs are in the canonical form of :mod:`pickup.rules.names` wherever they are compared. Times are
 milliseconds since the epoch.
 """
 

@@ -1,8 +1,11 @@
-"""Queues forwards: each message for each of its recipients on its own, known or not (D4, D9)."""
+"""Queues forwards: each message for each of its recipients on its own, known or not (D4, D9, D11)."""
 
+import base64
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import repeat
+from typing import Any
 
 from mediator.errors import ArchiveBacklogFullError, BadRequestError, MessageTooLargeError, QuotaExceededError
 from mediator.mailboxes import sending
@@ -12,10 +15,63 @@ from mediator.mailboxes.message import Draft
 from mediator.mailboxes.ports import Usage
 from mediator.mailboxes.quotas import Quotas
 from mediator.mailboxes.sending import Send
-from pickup.mediation.envelope_recipients import recipients
-from pickup.mediation.names import canonical
-from pickup.mediation.ports import MediationTransaction
-from pickup.mediation.records import MediationRules, Route
+from pickup.rules.names import canonical
+from pickup.rules.ports import MediationTransaction
+from pickup.rules.records import MediationRules, Route
+
+MAX_RECIPIENTS = 50
+_MARKS = (b",", b"{", b"[")
+_MAX_MARKS = 1000
+"""Commas and brackets in an envelope. Base64 has none, so 50 recipients need a third of it.
+
+Beyond it nothing is parsed: megabytes of brackets would block the event loop.
+"""
+_FIELDS = ("protected", "iv", "ciphertext", "tag")
+
+
+def recipients(payload: bytes) -> list[str] | None:
+    """Return the recipients of an encrypted DIDComm message as written; None for any other payload.
+
+    v1 (RFC 0019) lists base58 keys inside ``protected``, v2 key ids (DID URLs) beside it.
+    """
+    envelope = _object(payload)
+    return None if envelope is None else recipients_in(envelope)
+
+
+def recipients_in(envelope: Mapping[str, Any]) -> list[str] | None:
+    """Do as :func:`recipients` for a parsed envelope."""
+    if not all(isinstance(envelope.get(field), str) for field in _FIELDS):
+        return None
+    listed = envelope.get("recipients")
+    if listed is None:
+        text = envelope["protected"]
+        try:
+            protected = _object(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+        except ValueError:
+            return None
+        listed = None if protected is None else protected.get("recipients")
+    if not isinstance(listed, list) or not 1 <= len(listed) <= MAX_RECIPIENTS:
+        return None
+    kids = [_kid(recipient) for recipient in listed]
+    named = [kid for kid in kids if kid is not None]
+    return named if len(named) == len(kids) else None
+
+
+def _kid(recipient: object) -> str | None:
+    header = recipient.get("header") if isinstance(recipient, dict) else None
+    kid = header.get("kid") if isinstance(header, dict) else None
+    return kid if isinstance(kid, str) else None
+
+
+def _object(data: bytes) -> dict[str, Any] | None:
+    if sum(map(data.count, _MARKS)) > _MAX_MARKS:
+        return None
+    try:
+        parsed = json.loads(data.decode())
+    except (ValueError, RecursionError):
+        return None
+    return parsed if isinstance(parsed, dict) else None
+
 
 MAX_DELAYED = 1000
 """Delayed messages that may wait for one holder; they are counted one by one, unlike visible ones."""

@@ -9,9 +9,9 @@ from mediator.mailboxes.lanes import LANES
 from mediator.mailboxes.mailbox import Mailbox
 from mediator.mailboxes.message import Handle, Message
 from mediator.mailboxes.ports import Filter, Usage
-from pickup.mediation.granting import get_mailbox
-from pickup.mediation.ports import MediationTransaction
-from pickup.mediation.records import Connection
+from pickup.rules.granting import get_mailbox
+from pickup.rules.ports import MediationTransaction
+from pickup.rules.records import Connection
 
 MAX_NUMBER = 2**63 - 1
 _ATTACHMENT_ID = re.compile(r"([0-9]{1,19})-([0-9]{1,19})")

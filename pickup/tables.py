@@ -1,10 +1,10 @@
-"""Connections and the routes of their keys in SQL.
+"""The tables of mediation in SQL: connections, routes, invitations, identities, replays, access lists, use.
 
 Locks on PostgreSQL: mailboxes come before connections, both in order of their numbers where there are several. Routes
 are not locked by a look, since every forward looks; what changes one says whose it believes it to be.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -13,9 +13,23 @@ import orjson
 from mediator.errors import UnavailableError
 from mediator.store.dialect import chunks
 from mediator.store.rows import Row
-from mediator.store.session import Table
-from pickup.mediation.ports import ConnectionCursor, ConnectionRow
-from pickup.mediation.records import Connection, Generation, NewConnection, PushDevice, Route
+from mediator.store.session import Session, Table, table
+from mediator.store.transaction import Transaction
+from pickup.rules.ports import ConnectionCursor, ConnectionRow
+from pickup.rules.records import (
+    TRAFFIC,
+    AccessRule,
+    Connection,
+    ConnectionUse,
+    Generation,
+    Invitation,
+    NewConnection,
+    PushDevice,
+    Route,
+    StoredIdentity,
+    Traffic,
+    Verdict,
+)
 
 CONNECTIONS = "connections"
 """What the connections of a tenant are counted under, with its name."""
@@ -24,7 +38,7 @@ ATTACHED = 0
 
 
 class Connections(Table):
-    """See :class:`pickup.mediation.ports.Connections`."""
+    """See :class:`pickup.rules.ports.Connections`."""
 
     def get(self, no: int) -> Connection | None:
         return self._first("no = ?", no)
@@ -152,7 +166,7 @@ class Connections(Table):
 
 
 class Routes(Table):
-    """See :class:`pickup.mediation.ports.Routes`."""
+    """See :class:`pickup.rules.ports.Routes`."""
 
     def find(self, tenant: str, key: str) -> Route | None:
         row = self._session.first(f"{_ROUTE} WHERE tenant = ? AND key = ?", (tenant, key))
@@ -292,3 +306,233 @@ def _holder(route: Route) -> int:
 def _route(row: Row) -> Route:
     tenant, key, address, mailbox_no, holder, created_at, used_at = row
     return Route(tenant, key, address, mailbox_no, holder or None, created_at, used_at)
+
+
+class Invitations(Table):
+    """See :class:`pickup.rules.ports.Invitations`."""
+
+    def get(self, id: str) -> Invitation | None:
+        # A peer may ask with any text, and PostgreSQL ends the transaction of who shows it a NUL.
+        if "\0" in id:
+            return None
+        row = self._session.first(f"{_INVITATION} WHERE id = ? {self._session.dialect.lock()}", (id,))
+        return None if row is None else _invitation(row)
+
+    def keyed(self, key: str) -> Invitation | None:
+        row = self._session.first(f"{_INVITATION} WHERE key = ?", (key,))
+        return None if row is None else _invitation(row)
+
+    def put(self, invitation: Invitation) -> None:
+        self._session.dialect.execute(
+            "INSERT INTO invitation (id, tenant, key, sealed, label, created_at, expire_at, max_uses, uses)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET tenant = excluded.tenant,"
+            " key = excluded.key, sealed = excluded.sealed, label = excluded.label, created_at = excluded.created_at,"
+            " expire_at = excluded.expire_at, max_uses = excluded.max_uses, uses = excluded.uses",
+            (
+                invitation.id,
+                invitation.tenant,
+                invitation.key,
+                invitation.sealed,
+                invitation.label.encode(),
+                invitation.created_at,
+                invitation.expire_at,
+                invitation.max_uses,
+                invitation.uses,
+            ),
+        )
+
+    def remove(self, invitation: Invitation) -> None:
+        self._session.dialect.execute("DELETE FROM invitation WHERE id = ?", (invitation.id,))
+
+    def list(self, tenant: str, limit: int) -> list[Invitation]:
+        sql = f"{_INVITATION} WHERE tenant = ? ORDER BY created_at DESC, id LIMIT ?"
+        return [_invitation(row) for row in self._session.dialect.execute(sql, (tenant, limit))]
+
+
+class Identities(Table):
+    """See :class:`pickup.rules.ports.Identities`."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self._looked = False
+        self._current: dict[str, int] = {}
+        """What was current by tenant when this transaction looked: it alone is retired by an :meth:`add`."""
+
+    def all(self) -> list[StoredIdentity]:
+        sql = "SELECT no, tenant, sealed, dids, created_at, retired_at FROM identity ORDER BY no"
+        found = [
+            StoredIdentity(no, tenant, sealed, tuple(orjson.loads(dids)), created_at, retired_at)
+            for no, tenant, sealed, dids, created_at, retired_at in self._session.dialect.execute(sql)
+        ]
+        self._looked = True
+        self._current = {kept.tenant: kept.no for kept in found if kept.retired_at is None}
+        return found
+
+    def add(self, tenant: str, sealed: bytes, dids: Sequence[str], now: int) -> StoredIdentity:
+        if not self._looked:
+            self.all()
+        if tenant in self._current:
+            self._session.dialect.execute(
+                "UPDATE identity SET retired_at = ? WHERE no = ? AND retired_at IS NULL", (now, self._current[tenant])
+            )
+        added = self._session.first(
+            "INSERT INTO identity (tenant, sealed, dids, created_at) VALUES (?, ?, ?, ?)"
+            " ON CONFLICT DO NOTHING RETURNING no",
+            (tenant, sealed, orjson.dumps(list(dids)), now),
+        )
+        if added is None:
+            raise UnavailableError("another instance made an identity at the same time")
+        self._current[tenant] = added[0]
+        return StoredIdentity(added[0], tenant, sealed, tuple(dids), now)
+
+    def save(self, identity: StoredIdentity) -> None:
+        self._session.dialect.execute(
+            "UPDATE identity SET tenant = ?, sealed = ?, dids = ?, created_at = ?,"
+            " retired_at = coalesce(retired_at, ?) WHERE no = ?",
+            (
+                identity.tenant,
+                identity.sealed,
+                orjson.dumps(identity.dids),
+                identity.created_at,
+                identity.retired_at,
+                identity.no,
+            ),
+        )
+
+
+_INVITATION = "SELECT id, tenant, key, sealed, label, created_at, expire_at, max_uses, uses FROM invitation"
+
+
+def _invitation(row: Row) -> Invitation:
+    id, tenant, key, sealed, label, created_at, expire_at, max_uses, uses = row
+    return Invitation(id, tenant, key, sealed, label.decode(), created_at, expire_at, max_uses, uses)
+
+
+class AccessRules(Table):
+    """See :class:`pickup.rules.ports.AccessRules`."""
+
+    def all(self) -> list[AccessRule]:
+        rows = self._execute("SELECT name, verdict, note, created_at FROM access_rule ORDER BY created_at, name")
+        return [AccessRule(name, Verdict(verdict), orjson.loads(note), at) for name, verdict, note, at in rows]
+
+    def count(self) -> int:
+        return int(self._session.one("SELECT count(*) FROM access_rule")[0])
+
+    def put(self, rule: AccessRule) -> None:
+        self._execute(
+            "INSERT INTO access_rule (name, verdict, note, created_at) VALUES (?, ?, ?, ?) ON CONFLICT (name)"
+            " DO UPDATE SET verdict = excluded.verdict, note = excluded.note, created_at = excluded.created_at",
+            (rule.name, rule.verdict.value, orjson.dumps(rule.note), rule.created_at),
+        )
+
+    def remove(self, name: str, verdict: Verdict) -> bool:
+        return bool(
+            self._execute(
+                "DELETE FROM access_rule WHERE name = ? AND verdict = ? RETURNING name", (name, verdict.value)
+            )
+        )
+
+
+class Replays(Table):
+    """See :class:`pickup.rules.ports.Replays`."""
+
+    def add(self, sender: bytes, mark: bytes, until: int, limit: int) -> bool:
+        # Where another instance has added the same and not committed yet, PostgreSQL waits for what becomes of it.
+        added = self._session.first(
+            "INSERT INTO replay (sender, mark, seq, until)"
+            " VALUES (?, ?, coalesce((SELECT max(seq) FROM replay WHERE sender = ?), 0) + 1, ?)"
+            " ON CONFLICT (sender, mark) DO NOTHING RETURNING seq",
+            (sender, mark, sender, until),
+        )
+        if added is None:
+            return False
+        if added[0] > limit:
+            self._session.dialect.execute(
+                "DELETE FROM replay WHERE sender = ? AND seq <= ?", (sender, added[0] - limit)
+            )
+        return True
+
+    def remove(self, sender: bytes, mark: bytes) -> None:
+        self._session.dialect.execute("DELETE FROM replay WHERE sender = ? AND mark = ?", (sender, mark))
+
+    def collect(self, now: int, limit: int) -> int:
+        removed = self._session.dialect.execute(
+            "DELETE FROM replay WHERE (sender, mark) IN"
+            " (SELECT sender, mark FROM replay WHERE until <= ? ORDER BY until LIMIT ?) RETURNING mark",
+            (now, limit),
+        )
+        return len(removed)
+
+
+_COLUMNS = ", ".join(TRAFFIC)
+_FACTS = ("transport", "pickup", "client")
+_VALUES = ", ".join("?" for _ in TRAFFIC)
+
+
+def _sums(table: str) -> str:
+    return ", ".join(f"{name} = {table}.{name} + excluded.{name}" for name in TRAFFIC)
+
+
+def _row(traffic: Traffic) -> list[int]:
+    return [getattr(traffic, name) for name in TRAFFIC]
+
+
+class Uses(Table):
+    """See :class:`pickup.rules.ports.Uses`."""
+
+    def holders(self, mailbox_nos: Sequence[int]) -> dict[int, int]:
+        sql = "SELECT mailbox_no, no FROM connection WHERE {among}"
+        return dict(map(tuple, self._for_each(sql, "mailbox_no", mailbox_nos)))
+
+    def add(self, uses: Sequence[ConnectionUse]) -> None:
+        there = {
+            no for (no,) in self._for_each("SELECT no FROM connection WHERE {among}", "no", [use.no for use in uses])
+        }
+        # Counts that came without a request change no facts.
+        facts = ", ".join(f"{name} = coalesce(nullif(excluded.{name}, ''), connection_use.{name})" for name in _FACTS)
+        self._dialect.many(
+            f"INSERT INTO connection_use (connection_no, seen_at, {', '.join(_FACTS)}, {_COLUMNS})"
+            f" VALUES (?, ?, ?, ?, ?, {_VALUES}) ON CONFLICT (connection_no) DO UPDATE SET"
+            f" {_sums('connection_use')}, {facts}, seen_at = CASE WHEN excluded.seen_at > connection_use.seen_at"
+            " THEN excluded.seen_at ELSE connection_use.seen_at END",
+            [
+                (use.no, use.seen_at, use.transport, use.pickup, use.client, *_row(use.traffic))
+                for use in uses
+                if use.no in there
+            ],
+        )
+
+    def of(self, nos: Sequence[int]) -> dict[int, ConnectionUse]:
+        sql = f"SELECT connection_no, seen_at, {', '.join(_FACTS)}, {_COLUMNS} FROM connection_use WHERE {{among}}"
+        return {
+            no: ConnectionUse(no, seen_at, transport, pickup, client, Traffic(*counts))
+            for no, seen_at, transport, pickup, client, *counts in self._for_each(sql, "connection_no", nos)
+        }
+
+    def add_hours(self, hours: Mapping[int, Traffic], forget_before: int) -> None:
+        if not hours:
+            return
+        self._dialect.many(
+            f"INSERT INTO didcomm_hour (began_at, {_COLUMNS}) VALUES (?, {_VALUES})"
+            f" ON CONFLICT (began_at) DO UPDATE SET {_sums('didcomm_hour')}",
+            [(began_at, *_row(hours[began_at])) for began_at in sorted(hours)],
+        )
+        self._execute("DELETE FROM didcomm_hour WHERE began_at < ?", (forget_before,))
+
+    def hours(self, since: int) -> list[tuple[int, Traffic]]:
+        rows = self._execute(
+            f"SELECT began_at, {_COLUMNS} FROM didcomm_hour WHERE began_at >= ? ORDER BY began_at", (since,)
+        )
+        return [(began_at, Traffic(*counts)) for began_at, *counts in rows]
+
+
+class MediationTables(Transaction):
+    """A transaction with the tables of mediation; see :class:`pickup.rules.ports.MediationTransaction`."""
+
+    connections = table(Connections)
+    routes = table(Routes)
+    invitations = table(Invitations)
+    identities = table(Identities)
+    replays = table(Replays)
+    access_rules = table(AccessRules)
+    uses = table(Uses)

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from mediator.errors import BadRequestError, MediatorError
 from mediator.mailboxes.bounds import DAY
-from pickup.mediation.ports import MediationTransaction
+from pickup.rules.ports import MediationTransaction
 
 T = TypeVar("T")
 

@@ -1,1 +1,0 @@
-"""The domain of DIDComm mediation: who is connected, which keys lead to which mailbox, what is picked up (D1–D13)."""
