@@ -271,7 +271,7 @@ def _state(connection: Connection) -> bytes:
             "generation": connection.generation.value,
             "batch": [connection.handed, connection.handed_in],
             "device": connection.device and [connection.device.token, connection.device.platform],
-            "rotated": [connection.prior_did, connection.rotated_at],
+            "rotated": [connection.prior_did, connection.rotated_at, connection.moved_at],
         }
     )
 
@@ -281,7 +281,7 @@ def _connection(row: Row) -> Connection:
     kept: dict[str, Any] = orjson.loads(state)
     # What earlier releases kept as "handed" is not read: its holder may have rejected it, so it comes once more.
     handed, handed_in = kept.get("batch", ((), ()))
-    prior_did, rotated_at = kept.get("rotated", (None, 0))
+    prior_did, rotated_at, moved_at = kept.get("rotated", (None, 0, 0))
     fields: dict[str, Any] = {name: kept[name] for name in _STATE}
     fields |= {name: tuple(kept[name]) for name in _STATE_LISTS}
     return Connection(
@@ -295,6 +295,7 @@ def _connection(row: Row) -> Connection:
         device=None if kept["device"] is None else PushDevice(*kept["device"]),
         prior_did=prior_did,
         rotated_at=rotated_at,
+        moved_at=moved_at,
         **fields,
     )
 

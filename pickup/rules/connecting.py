@@ -1,5 +1,6 @@
 """Connections of peers: invited, made by handshakes, recognised by their keys, ended, forgotten if unused (D8)."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from mediator.errors import (
     NoSuchInvitationError,
     NotEnrolledError,
     QuotaExceededError,
+    RateLimitedError,
     UnavailableError,
 )
 from mediator.mailboxes import creating
@@ -80,6 +82,8 @@ def remove_invitation(tx: MediationTransaction, tenant: str, id: str) -> None:
 SEEN_EVERY = 3600 * 1000
 """Milliseconds between two notes that a connection is in use."""
 FROM_PRIOR = "from_prior"
+ROTATION_PAUSE = 60 * 1000
+"""Milliseconds between two rotations of one connection."""
 
 
 def connect(tx: MediationTransaction, rules: MediationRules, new: NewConnection, now: int) -> Connection:
@@ -160,7 +164,8 @@ def rotate(tx: MediationTransaction, rules: MediationRules, rotation: DidRotatio
     Where the peer ends the connection instead, do as :func:`disconnect`, and return None. A rotation that was done
     already changes nothing. Raises :class:`DeniedError`, and :class:`BadRequestError` naming ``from_prior`` when the
     old DID has no connection, the rotation is older than that connection or its last rotation, or the new DID has a
-    connection of its own: two wallets' mail is never put together.
+    connection of its own: two wallets' mail is never put together. Raises :class:`RateLimitedError` within
+    ``ROTATION_PAUSE`` of the last rotation, since each leaves records of its own.
     """
     known = None if rotation.caller is None else tx.connections.called(rotation.tenant, rotation.caller)
     if known is not None and known.prior_did == rotation.prior_did:
@@ -178,6 +183,9 @@ def rotate(tx: MediationTransaction, rules: MediationRules, rotation: DidRotatio
         raise BadRequestError(FROM_PRIOR, "older than the connection of its iss, or than the last rotation of that")
     if known is not None:
         raise BadRequestError(FROM_PRIOR, "its sub, the new DID, has a connection of its own here")
+    wait = current.moved_at + ROTATION_PAUSE - now
+    if rotation.caller is not None and current.prior_did is not None and wait > 0:
+        raise RateLimitedError("connection", math.ceil(wait / 1000))
     seen = SeenEnvelope(rotation.tenant, rotation.prior_did, FROM_PRIOR, rotation.mark, created_at=rotation.signed_at)
     done = replays.once(tx, seen, lambda: _move(tx, current, rotation, now), now)
     if done is None:
@@ -197,6 +205,7 @@ def _move(tx: MediationTransaction, current: Connection, rotation: DidRotation, 
         endpoint=rotation.endpoint,
         prior_did=rotation.prior_did,
         rotated_at=rotation.signed_at,
+        moved_at=now,
     )
     tx.connections.save(moved)
     return note_use(tx, moved, now)

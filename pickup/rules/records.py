@@ -118,6 +118,8 @@ class Connection(NewConnection):
     """v2: the canonical DID that it had before its last rotation (D14)."""
     rotated_at: int = 0
     """When that rotation was signed."""
+    moved_at: int = 0
+    """When it was done here."""
 
     @property
     def place(self) -> tuple[str, str] | None:

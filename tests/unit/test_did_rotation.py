@@ -6,6 +6,7 @@ import orjson
 import pytest
 
 from mediator.errors import BadRequestError
+from pickup.rules.connecting import ROTATION_PAUSE
 from pickup.rules.records import Generation
 from tests.harness.mediation import key
 from tests.harness.protocols import V2, V2_DID, Answer, Door, Peer, Wire, envelope, from_prior
@@ -80,6 +81,7 @@ async def test_a_wallet_rotates_again_and_again(door: Door) -> None:
         peer, header = await rotated(door, peer, name)
         await peer.ask(STATUS, **header)
         await peer.ask(STATUS, **header)
+        door.now += ROTATION_PAUSE
     assert (await peer.connected()).no == no
 
 
@@ -137,8 +139,10 @@ async def test_a_recorded_rotation_does_nothing_when_it_comes_again(door: Door) 
     second, header = await rotated(door, first, "second")
     await second.ask(STATUS, **header)
     recorded = door.last
+    door.now += ROTATION_PAUSE
     third, header = await rotated(door, second, "third")
     await third.ask(STATUS, **header)
+    door.now += ROTATION_PAUSE
     back = Peer(door, V2, first.sender)
     await back.ask(STATUS, from_prior=from_prior(third.sender, back.sender, door.now // 1000))
     door.restart()

@@ -13,10 +13,12 @@ from mediator.errors import (
     NoSuchMailboxError,
     NotEnrolledError,
     QuotaExceededError,
+    RateLimitedError,
 )
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.mailbox import Kind, Retention
 from mediator.store.base import Store
+from pickup.rules.connecting import ROTATION_PAUSE
 from pickup.rules.granting import KeylistResult
 from pickup.rules.records import Connection, MediationRules, Policy, PushDevice
 from pickup.rules.replays import CLOCK_SKEW
@@ -299,16 +301,35 @@ def test_the_same_rotation_again_changes_nothing(house: Mediation) -> None:
 def test_an_old_rotation_never_brings_an_old_did_back(house: Mediation) -> None:
     first = rotating(house)
     house.rotate(ALICE, ALICE_2, START)
-    # There and back, and on, within one second.
+    # There and back, and on, all signed within one second.
+    house.advance(ROTATION_PAUSE)
     assert house.rotate(ALICE_2, ALICE, START).callers == (ALICE,)
+    house.advance(ROTATION_PAUSE)
     with pytest.raises(BadRequestError, match="from_prior: was used before"):
         house.rotate(ALICE, ALICE_2, START)
     house.advance(HOUR)
     assert house.rotate(ALICE, BOB).no == first.no
+    house.advance(ROTATION_PAUSE)
     house.rotate(BOB, ALICE)
     with pytest.raises(BadRequestError, match="from_prior: older"):
         house.rotate(ALICE, ALICE_2, house.now - 1000, b"another")
     assert house.called(ALICE).no == first.no
+
+
+@pytest.mark.rule("D14", "D13")
+def test_a_connection_is_rotated_once_a_minute(house: Mediation) -> None:
+    """Each DID begins records of its own, so a loop of rotations would fill the database."""
+    first = rotating(house)
+    house.rotate(ALICE, ALICE_2)
+    house.advance(ROTATION_PAUSE - 1)
+    with pytest.raises(RateLimitedError, match="retry after 1 s"):
+        house.rotate(ALICE_2, BOB)
+    assert house.called(ALICE_2).no == first.no
+    assert house.called(BOB) is None
+    house.advance(1)
+    assert house.rotate(ALICE_2, BOB).no == first.no
+    # It may end at any time.
+    assert house.rotate(BOB, None) is None
 
 
 @pytest.mark.rule("D14")
