@@ -316,6 +316,7 @@ class PostgresStore:
         """Close all connections."""
         self._readers.close()
         self._writer.close()
+        self._reserve.close()
         self._database.close()
 
 

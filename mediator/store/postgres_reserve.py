@@ -53,6 +53,8 @@ class PostgresReserve:
     def __init__(self, connect: Callable[[], Connection]) -> None:
         """``connect`` opens a connection that commits each statement."""
         self._connect = connect
+        self._kept: Connection | None = None
+        """Opened while there is room: a full disk may refuse a new one, for which the server writes a file."""
         self._look_at = 0.0
         self.short = False
         """Whether the disk is full: what would add to the database is refused."""
@@ -63,8 +65,8 @@ class PostgresReserve:
             _log.error("the disk of the database is full: no mail is accepted until there is room again")
             self.short = True
             self._look_at = time.monotonic() + LOOK_SECONDS
-        with self._connection() as connection:
-            connection.execute(_GIVE_BACK)
+        with _logged_errors():
+            self._keep_connection().execute(_GIVE_BACK)
 
     def look(self) -> None:
         """Reserve what there is room for; on a full disk, first find out whether mail has room again."""
@@ -72,7 +74,8 @@ class PostgresReserve:
         if now < self._look_at:
             return
         self._look_at = now + (LOOK_SECONDS if self.short else GROW_SECONDS)
-        with self._connection() as connection:
+        with _logged_errors(), closing(self._connect()) as connection:
+            self._keep_connection()
             if self.short:
                 _vacuum(connection)
             _fill(connection)
@@ -83,14 +86,24 @@ class PostgresReserve:
                 else:
                     connection.execute(_GIVE_BACK)
 
-    @contextmanager
-    def _connection(self) -> Iterator[Connection]:
-        """Open one; an error is logged, and the next look tries again."""
-        try:
-            with closing(self._connect()) as connection:
-                yield connection
-        except (psycopg.Error, UnavailableError) as error:
-            _log.warning("the reserve on the disk of the database is as it was", why=type(error).__name__)
+    def close(self) -> None:
+        """Close the connection that is kept."""
+        if self._kept is not None:
+            self._kept.close()
+
+    def _keep_connection(self) -> Connection:
+        if self._kept is None or self._kept.closed:
+            self._kept = self._connect()
+        return self._kept
+
+
+@contextmanager
+def _logged_errors() -> Iterator[None]:
+    """Log an error of the database; the next look tries again."""
+    try:
+        yield
+    except (psycopg.Error, UnavailableError) as error:
+        _log.warning("the reserve on the disk of the database is as it was", why=type(error).__name__)
 
 
 def _vacuum(connection: Connection) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
 
+import psycopg
 import pytest
 
 from mediator.broker import Broker
@@ -118,6 +119,16 @@ async def test_a_full_disk_of_the_server_gets_room(broker: Broker, url: str, siz
     assert after == [*range(sent[-1] + 1, sent[-1] + 1 + SAMPLES)]
     assert await ids(broker, "task") == after
     assert len(ask(url, "SELECT no FROM mailbox")) == 2
+
+
+def test_a_server_that_refuses_connections_is_no_error():
+    """A full disk may refuse a new connection; the next look tries again."""
+    reserve = postgres_reserve.PostgresReserve(lambda: psycopg.connect("host=127.0.0.1 port=1 connect_timeout=5"))
+    reserve.give_back()
+    assert reserve.short
+    reserve.look()
+    assert reserve.short
+    reserve.close()
 
 
 async def test_a_role_that_makes_no_tables_gets_room_too(broker: Broker, monkeypatch: pytest.MonkeyPatch):

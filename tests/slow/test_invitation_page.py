@@ -32,7 +32,7 @@ async def tab() -> AsyncIterator[Tab]:
 
 
 async def read(tab: Tab, png: bytes) -> str:
-    [found] = zxingcpp.read_barcodes(await tab.grey(png))
+    [found] = zxingcpp.read_barcodes(await tab.grey(png), formats=zxingcpp.BarcodeFormat.QRCode)
     return str(found.text)
 
 

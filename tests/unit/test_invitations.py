@@ -66,7 +66,7 @@ def inside(url: str) -> tuple[str, dict[str, Any]]:
 
 def scanned(png: bytes) -> str:
     """Return what a scanner reads in a PNG of one bit a pixel."""
-    [found] = zxingcpp.read_barcodes(pixels(png))
+    [found] = zxingcpp.read_barcodes(pixels(png), formats=zxingcpp.BarcodeFormat.QRCode)
     return str(found.text)
 
 
@@ -114,7 +114,9 @@ def drawn(text: str) -> str:
         rows += [upper, lower]
     rows = [row for row in rows if row]
     wide = [bytes(value for value in row for _ in range(4)) for row in rows for _ in range(4)]
-    [found] = zxingcpp.read_barcodes(memoryview(b"".join(wide)).cast("B", shape=[len(wide), len(wide[0])]))
+    [found] = zxingcpp.read_barcodes(
+        memoryview(b"".join(wide)).cast("B", shape=[len(wide), len(wide[0])]), formats=zxingcpp.BarcodeFormat.QRCode
+    )
     return str(found.text)
 
 
@@ -271,7 +273,7 @@ def test_a_phone_reads_the_short_link_on_three_centimetres(host: str) -> None:
         modules = len(qr.terminal(url).splitlines()[0])
         assert 30 / modules >= 0.65, "millimetres a module, the white margin counted"
         # 3 cm are as many pixels of a 1080p camera from about 17 cm away.
-        [found] = zxingcpp.read_barcodes(photographed(png, 140))
+        [found] = zxingcpp.read_barcodes(photographed(png, 140), formats=zxingcpp.BarcodeFormat.QRCode)
         assert found.text == url
 
 
