@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from mediator.parts import verify_checks
 from mediator.store import migrate
 from mediator.verify.report import verify
 from tests.harness.client import Client
@@ -101,4 +102,4 @@ async def test_instances_are_upgraded_one_by_one(
         instance.terminate()
         assert await instance.ended() == 0
     settings = make_settings(data_dir=tmp_path / "one-data", database_url=url)
-    assert verify(settings, lambda _title, _part: None).damage == []
+    assert verify(settings, verify_checks(settings), lambda _title, _part: None).damage == []
