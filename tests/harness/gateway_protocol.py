@@ -17,8 +17,8 @@ from mediator.gateway.protocol import (
     SubscriptionEnded,
     SubscriptionMade,
     SubscriptionPermitted,
-    UnfinishedCommands,
 )
+from mediator.gateway.streams import UnfinishedCommands
 from mediator.gateway.subscription import InFlightCounter, Publisher, Subscription
 from mediator.mailboxes.pushing import Item
 from mediator.nats.client import Request

@@ -14,8 +14,8 @@ from nats.errors import NoRespondersError
 from mediator.endpoint import Endpoint
 from mediator.errors import SetupError
 from mediator.gateway import connection
-from mediator.gateway.protocol import MAX_UNFINISHED
 from mediator.gateway.server import run_gateway, upstream
+from mediator.gateway.streams import MAX_UNFINISHED
 from mediator.mailboxes.bounds import Bounds
 from mediator.metrics import Metrics
 from mediator.nats.accounts import AccountUser, TenantAccount

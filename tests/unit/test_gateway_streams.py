@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mediator.gateway.protocol import MAX_INSPECTED, MAX_SHORT_WAY, UnfinishedCommands
+from mediator.gateway.protocol import MAX_INSPECTED, MAX_SHORT_WAY
+from mediator.gateway.streams import UnfinishedCommands
 from mediator.nats.frames import MAX_LINE, ProtocolViolationError
 from tests.harness.gateway_protocol import QUIET, ClientPath, question
 
