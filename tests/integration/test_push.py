@@ -16,6 +16,7 @@ from mediator.mailboxes.sending import Send
 from mediator.mailboxes.window import WINDOW, WINDOW_BYTES
 from tests.harness.door import Service, serving_two
 from tests.harness.pushes import Push, Pushes, Subscriber, pushes, pushes_of, service
+from tests.harness.waiting import until
 
 __all__ = ["pushes", "service"]
 
@@ -134,6 +135,7 @@ async def test_who_leaves_while_others_are_served_gets_nothing(
     await fill(service, "normal")
     late = await pushes.subscribe("MAILBOX.MSG.task.*")
     await fill(service, "normal")
+    await until(lambda: left, what="one has left")
     for each in {*served, late} - {*left}:
         await each.got(2)
         assert each.ids == [0, 1]

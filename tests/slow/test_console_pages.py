@@ -149,7 +149,7 @@ async def test_a_search_by_meaning_says_why(tab: Tab, services: Services) -> Non
     assert await tab.evaluate("document.querySelector('#agent-1').innerText") == "1. Gauge"
     assert await examine(tab, await tab.evaluate("location.href")) == []
     await tab.evaluate("document.querySelector('#agent-1').click()")
-    await until(lambda: at(tab, "/console/agents/default/x.gauge"), what="the agent is shown")
+    await until(lambda: at(tab, "/console/agents/default/id:1"), what="the agent is shown")
     await tab.evaluate("document.querySelector('details.confirm summary').focus()")
     await tab.press(*ENTER)
     await tab.press("Tab", 9)

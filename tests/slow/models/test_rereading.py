@@ -66,7 +66,8 @@ async def all_read(service: Service) -> bool:
 def worker(service: Service, model: Path) -> int:
     """Return the process that holds a model."""
     told = [line for line in service.events("search by meaning is ready") if line["model"] == str(model)]
-    return int(told[-1]["pid"])
+    [process] = told[-1]["pids"]
+    return int(process)
 
 
 def loading(service: Service) -> int:

@@ -43,7 +43,7 @@ def catalog() -> bytes:
         "description": "Plans doughs, rising times and oven temperatures for home bakers",
         "skills": [{"name": "plan dough"}],
     }
-    return b"".join(json.dumps(card).encode() + b"\n" for card in [*cards, baker, {"name": "homeless"}])
+    return b"".join(json.dumps(card).encode() + b"\n" for card in [*cards, baker, {"description": "homeless"}])
 
 
 async def pipeline(service: Service, small: dict[str, str], *arguments: str) -> dict[str, Any]:

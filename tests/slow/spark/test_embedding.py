@@ -101,7 +101,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 def test_cards_arrive_unchanged_with_the_services_vectors(place: Place, spark: SparkSession, tmp_path: Path) -> None:
     lines = [card(f"a.{number}", f"books account {number}") for number in range(5)]
     newer = card("a.1", "no longer books")
-    bad = [b"\xff{", b'{"name": "nowhere"}', b'{"mailbox": "a.9", "ttl": "soon"}']
+    bad = [b"\xff{", b'{"description": "nowhere"}', b'{"mailbox": "a.9", "ttl": "soon"}']
     (tmp_path / "odd [name]{1}").mkdir()
     first = tmp_path / "odd [name]{1}" / "1.jsonl"
     first.write_bytes(b"\n".join([*lines, *bad, b" \r", newer]))
