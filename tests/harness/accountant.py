@@ -455,8 +455,9 @@ class Accountant:
 
     def fate(self, sent: Sent, group: Group | None, now: float) -> str | None:
         """Say why nothing more is owed for a message: to a group, or without one to those who look; None: it is."""
-        box, msg_id = sent.box, sent.msg_id
-        if msg_id is not None:
+        box = sent.box
+        # It has several numbers if it was stored more than once, and with a key only the last of them is left.
+        for msg_id in sent.ids:
             if group is not None and msg_id in group.settled:
                 return "delivered and acknowledged"
             if group is not None and msg_id in group.dead:
@@ -495,7 +496,8 @@ class Accountant:
             certain = certain and box.newer(sent, answer.answered_at, surely=False) is None
             if certain and sent.uid not in seen:
                 self.complain("A8", box, f"message {sent.uid} ({sent.headers}) is missing")
-            if certain and sent.msg_id is not None and sent.msg_id not in shown:
+            numbers = sent.ids if sent.key is not None else sent.ids & {sent.msg_id}
+            if certain and numbers and numbers.isdisjoint(shown):
                 self.complain("A8", box, f"message {sent.uid} is missing under its number {sent.msg_id}")
         # Numbers are given without gaps, so each that nobody saw must be of a message that nobody could see (A3).
         gaps = max(box.by_id, default=-1) + 1 - len(box.by_id)
