@@ -1,4 +1,4 @@
-"""Counts what the service runs through for one request: its files, its functions, and moves between files.
+"""Counts what the service runs through for one request: its files, its functions, calls, and moves between files.
 
 `python -m benchmarks.moves [REQUEST …] [--rounds N] [--tree] [--json]`
 
@@ -11,6 +11,7 @@ Recorded are calls, in every thread of the service, of Python functions whose so
 time a coroutine or generator resumes counts as a call. A comprehension belongs to the function that contains it.
 
 - *functions*: distinct functions called; *files*: distinct files they are in.
+- *calls*: calls of functions; *small*: those of functions whose body, docstring aside, is one statement.
 - *moves*: calls whose nearest calling function of ours is in another file. Returns do not count, and neither do calls
   that the event loop, a thread or a library makes with no function of ours in between.
 
@@ -19,6 +20,7 @@ without a request. ``--tree`` prints the calls of the reported round, indented, 
 """
 
 import argparse
+import ast
 import asyncio
 import json
 import os
@@ -26,11 +28,11 @@ import runpy
 import sys
 import tempfile
 import threading
-import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -60,8 +62,8 @@ CARD = {
     "skills": [{"id": "book", "name": "Bookkeeping", "description": "Books invoices", "tags": ["finance"]}],
 }
 
-Call = tuple[int, str, str, str | None]
-"""Number of our functions below it on the stack, file, function, file of the nearest caller of ours."""
+Call = tuple[int, str, str, str | None, int]
+"""Number of our functions below it on the stack, file, function, file of the nearest caller of ours, first line."""
 Request = Callable[[], Awaitable[object]]
 
 
@@ -98,7 +100,8 @@ class CallRecorder:
             if caller not in self._under_way and caller.f_code.co_name not in INLINE
             if (found := self._file(caller.f_code))
         ]
-        calls.append((len(callers), file, frame.f_code.co_qualname, callers[0] if callers else None))
+        code = frame.f_code
+        calls.append((len(callers), file, code.co_qualname, callers[0] if callers else None, code.co_firstlineno))
 
     def _file(self, code: CodeType) -> str | None:
         """Return the path of the source file if it is ours, else None."""
@@ -144,13 +147,31 @@ class Figures:
     files: int
     functions: int
     moves: int
+    calls: int
+    small: int
 
     @classmethod
     def of(cls, calls: Sequence[Call]) -> "Figures":
         """Count these calls."""
-        functions = {(file, function) for _, file, function, _ in calls}
-        moves = sum(caller not in (None, file) for _, file, _, caller in calls)
-        return cls(len({file for file, _ in functions}), len(functions), moves)
+        functions = {(file, function) for _, file, function, _, _ in calls}
+        moves = sum(caller not in (None, file) for _, file, _, caller, _ in calls)
+        small = sum(line in small_functions(file) for _, file, _, _, line in calls)
+        return cls(len({file for file, _ in functions}), len(functions), moves, len(calls), small)
+
+
+@cache
+def small_functions(file: str) -> frozenset[int]:
+    """Return the first lines, decorators included, of the functions in a file that have one statement."""
+    found = set()
+    for node in ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8"))):
+        match node:
+            case ast.Lambda():
+                found.add(node.lineno)
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                body = node.body[ast.get_docstring(node) is not None :]
+                if sum(isinstance(inner, ast.stmt) for each in body for inner in ast.walk(each)) <= 1:
+                    found.add(min(each.lineno for each in (node, *node.decorator_list)))
+    return frozenset(found)
 
 
 class ProfiledService:
@@ -192,7 +213,7 @@ class ProfiledService:
                 try:
                     await asyncio.to_thread(urllib.request.urlopen, f"{self.http_url}/readyz", timeout=5)
                     return
-                except (urllib.error.URLError, ConnectionError):
+                except OSError:
                     await asyncio.sleep(0.05)
         raise RuntimeError(f"the service did not start: {_end_of(log)}")
 
@@ -348,7 +369,7 @@ async def measure(names: Sequence[str], rounds: int) -> dict[str, list[Call]]:
 
 def lines(calls: Sequence[Call]) -> Iterator[str]:
     """Print calls as a tree: each below its caller, indented further."""
-    for depth, file, function, caller in calls:
+    for depth, file, function, caller, _ in calls:
         yield "  " * depth + (function if file == caller else f"{file}: {function}")
 
 
@@ -358,7 +379,8 @@ def main() -> None:
         serve(sys.argv[2:])
         return
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.moves", description="Count files, functions and moves between files for one request."
+        prog="python -m benchmarks.moves",
+        description="Count files, functions, calls and moves between files for one request.",
     )
     parser.add_argument("requests", nargs="*", metavar="REQUEST", help=f"any of {', '.join(NAMES)}; all without")
     parser.add_argument(
@@ -377,9 +399,9 @@ def main() -> None:
     if options.tree:
         for name, calls in seen.items():
             print(name, *lines(calls), sep="\n", end="\n\n")
-    print("| request | files | functions | moves |\n|---|---|---|---|")
+    print("| request | files | functions | moves | calls | small |\n|---|---|---|---|---|---|")
     for name, each in figures.items():
-        print(f"| {name} | {each.files} | {each.functions} | {each.moves} |")
+        print(f"| {name} | {each.files} | {each.functions} | {each.moves} | {each.calls} | {each.small} |")
 
 
 if __name__ == "__main__":

@@ -95,8 +95,8 @@ class _Side(asyncio.Protocol):
             self.transport.pause_reading()
 
     def write(self, data: bytes) -> None:
-        """Write, if there is anything and the socket is open."""
-        if data and self.transport is not None and not self.transport.is_closing():
+        """Write, if the socket is open."""
+        if self.transport is not None and not self.transport.is_closing():
             self.transport.write(data)
 
     def end(self) -> None:
@@ -347,19 +347,23 @@ class ClientConnection(_Side):
         if protocol is None or self._server is None:
             return 0
         to_server, to_client, held = protocol.data_to_send()
-        self._server.write(to_server)
-        self.write(to_client)
+        if to_server:
+            self._server.write(to_server)
+        if to_client:
+            self.write(to_client)
         size = 0
         if self._full and self.transport is not None and not self.transport.is_closing():
             size = self.transport.get_write_buffer_size()
         # Pushes have a bound of their own: slow subscribers keep nobody from making requests.
         protocol.unread_answers = min(protocol.unread_answers, size)
-        self._count_unread(protocol.unread_answers)
+        if protocol.unread_answers != self.unread:
+            self._count_unread(protocol.unread_answers)
         return size + held
 
     def _count_unread(self, size: int) -> None:
-        change, self.unread = size - self.unread, size
-        self._gateway.hold(change)
+        if change := size - self.unread:
+            self.unread = size
+            self._gateway.hold(change)
 
     def _wake(self) -> None:
         """Write soon what was added: answers and pushes come many together."""

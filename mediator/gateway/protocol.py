@@ -351,7 +351,10 @@ class GatewayProtocol:
 
         The latter wait for the end of a payload.
         """
-        return _joined(self._to_server), _joined(self._to_client), self._down.held
+        to_server, to_client = b"".join(self._to_server), b"".join(self._to_client)
+        self._to_server.clear()
+        self._to_client.clear()
+        return to_server, to_client, self._down.held
 
     def hang_up(self) -> None:
         """Send the server what the client wrote last, if that still waits; the client has gone."""
@@ -956,12 +959,6 @@ class GatewayProtocol:
         """Write frames to the client; not while frames of the server are being read, whose handlers return theirs."""
         if data:
             self._to_client.append(self._down.insert(data))
-
-
-def _joined(parts: list[bytes]) -> bytes:
-    joined = parts[0] if len(parts) == 1 else b"".join(parts)
-    parts.clear()
-    return joined
 
 
 def _drop_answer(_data: bytes) -> None:

@@ -79,7 +79,8 @@ class Gateway:
         self.gate = gate
         self.broker = broker
         guard = None if broker is None else broker.guard
-        self.freezes: Callable[[], int] = (lambda: 0) if guard is None else guard.freezes
+        # int() is 0: without a guard the process is never taken for frozen.
+        self.freezes: Callable[[], int] = int if guard is None else guard.freezes
         if guard is not None:
             self._loop = asyncio.get_running_loop()
             guard.listen(self._thawed)

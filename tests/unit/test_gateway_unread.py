@@ -21,11 +21,14 @@ class Door:
     """Counts what it is told to hold."""
 
     held: int = 0
+    counted: int = 0
+    """How often it was told anything."""
 
     def receive(self, message: Request) -> None: ...
 
     def hold(self, size: int) -> None:
         self.held += size
+        self.counted += 1
 
 
 def gateway() -> Gateway:
@@ -62,3 +65,14 @@ async def test_many_that_leave_a_little_stay() -> None:
     with at.short_way_to(door):
         clients = [leaves_unread(at, LEAST_UNREAD_BYTES) for _ in range(ALL_UNREAD_BYTES // LEAST_UNREAD_BYTES + 9)]
         assert door.held == sum(client.unread for client in clients) > ALL_UNREAD_BYTES
+
+
+@pytest.mark.rule("N7")
+async def test_nothing_is_counted_where_nothing_changes() -> None:
+    at, door = gateway(), Door()
+    client = ClientConnection(at)
+    at.admit(client)
+    with at.short_way_to(door):
+        before = door.counted
+        client.resume_writing()
+        assert door.counted == before
