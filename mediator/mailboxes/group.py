@@ -130,7 +130,7 @@ class Group:
 
         An ACK that comes once more covers by its replies alone: what was delivered since is not before it (K3).
         ``every``: of the replies that held the message only what stood before it in all of them, since the one that is
-        meant may be any.
+        meant may be any: the others may be on their way, with another consumer, or lost.
         """
         marks = [-1] * len(LANES)
         if no_lease or msg_id > self.settled[lane]:

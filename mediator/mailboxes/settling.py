@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from mediator.errors import BadRequestError, TooManyDelayedError
-from mediator.mailboxes.claims import Consumer
+from mediator.mailboxes.claims import HandedReply
 from mediator.mailboxes.creating import get_live_mailbox
 from mediator.mailboxes.events import EventType, message_event
 from mediator.mailboxes.fetching import bury, may_be_full, spent
@@ -154,9 +154,9 @@ class _Coverage:
             named[lane].add(msg_id)
             if msg_id not in own[lane] and not group.shared:
                 # Whoever was handed it was handed all that stands before it, maybe on another connection.
-                marks = group.covered_by(lane, msg_id, lease is not None, every=bool(request.connection))
+                marks = group.covered_by(lane, msg_id, lease is not None, every=True)
                 self._position = [max(pair) for pair in zip(self._position, marks, strict=True)]
-        self._add_handed(consumer, own)
+        self._add_handed(consumer.replies, own, every=not request.connection)
         for lane in LANES:
             self._covered[lane] -= claimed[lane]
             self._covered[lane] |= named[lane]
@@ -164,18 +164,18 @@ class _Coverage:
             max(mark, *covered, -1) for mark, covered in zip(self._position, map(sorted, self._covered), strict=True)
         ]
 
-    def _add_handed(self, consumer: Consumer, own: Sequence[Set[int]]) -> None:
-        """Add what the connection was handed with or before these messages."""
+    def _add_handed(self, replies: Sequence[HandedReply], own: Sequence[Set[int]], *, every: bool) -> None:
+        """Add what the connection was handed with or before these messages; ``every`` as for a group's replies."""
         highest = [max(ids, default=-1) for ids in own]
-        for reply in consumer.replies:
-            holding = [lane for lane in LANES if not own[lane].isdisjoint(reply.of_lane(lane))]
-            for lane in LANES:
-                of_lane = reply.of_lane(lane)
-                if holding and lane < holding[-1]:
-                    self._covered[lane].update(of_lane)
-                else:
-                    last = max(highest[lane:])
-                    self._covered[lane].update(msg_id for msg_id in of_lane if msg_id <= last)
+        for lane in LANES:
+            last = max(highest[lane:])
+            self._covered[lane].update(i for reply in replies for i in reply.of_lane(lane) if i <= last)
+            for lower in LANES[lane + 1 :]:
+                held = [
+                    set(reply.of_lane(lane)) for reply in replies if not own[lower].isdisjoint(reply.of_lane(lower))
+                ]
+                if held:
+                    self._covered[lane] |= set.intersection(*held) if every else set.union(*held)
 
     def covers(self, lane: Lane, msg_id: int) -> bool:
         """Whether a message is acknowledged."""
@@ -242,8 +242,9 @@ class _Settling:
                 lane = handed if handed is not None else lease.lane if lease is not None else group.lane_of_last(msg_id)
             if lane is not None and group.was_delivered(lane, msg_id):
                 no_lease = lease is not None or (handle is None and handed is not None)
-                unknown = handed is None and bool(self._connection)
-                covered = group.covered_by(lane, msg_id, no_lease, every=unknown)
+                # Only where FETCHes and ACKs come in the order in which one client made them, the last reply is meant.
+                in_order = handed is not None and bool(self._connection)
+                covered = group.covered_by(lane, msg_id, no_lease, every=not in_order)
                 marks = covered if marks is None else [max(pair) for pair in zip(marks, covered, strict=True)]
         if marks is not None:
             before = self.marks

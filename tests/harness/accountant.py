@@ -68,8 +68,8 @@ class Sent:
 
     @property
     def may_double(self) -> bool:
-        """Whether it was sent again without a dedup id after an answer that never came."""
-        return self.attempts > 1 and self.dedup_id is None
+        """Whether it was sent again without a dedup id after an answer that never came, or may be by now."""
+        return self.dedup_id is None and (self.attempts > 1 or self.answered_at == NEVER)
 
     @property
     def headers(self) -> dict[str, object]:
@@ -397,7 +397,10 @@ class Accountant:
         if group.lease:
             certain, perhaps = set(there), set(named)
         else:
-            certain, perhaps = set(covered(there, shown)), set(covered(named, shown))
+            # What came since a reply that held the message and was lost is not covered: the service cannot know better.
+            last = NEVER if self.lossless else max(there, default=-1)
+            certain = {msg_id for msg_id in covered(there, shown) if msg_id in there or msg_id <= last}
+            perhaps = set(covered(named, shown))
         for msg_id in certain | perhaps:
             if msg_id not in certain:
                 group.perhaps_settled.add(msg_id)

@@ -21,6 +21,7 @@ CONSUMERS = 6
 BOXES = 24
 LEASE = 1000
 RELEASED_WITHIN = 40.0
+HISTORY = 40
 REFUSED = (UnavailableError.code, BusyError.code)
 """Answers that say that nothing was changed (N3)."""
 
@@ -52,6 +53,8 @@ class Books:
     """Per mailbox, what its consumers got."""
     settled: defaultdict[str, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
     """Per mailbox, when the ACK of each msg_id was answered."""
+    history: defaultdict[str, deque[str]] = field(default_factory=lambda: defaultdict(lambda: deque(maxlen=HISTORY)))
+    """Per mailbox, the last that its consumers asked and were answered, for a complaint."""
     answers: int = 0
     counted: Counter[str] = field(default_factory=Counter)
 
@@ -179,12 +182,13 @@ class Load:
             box = self.chance.choice(boxes)
             lease = {"ack_wait_ms": LEASE} if self._works(box) else {}
             with contextlib.suppress(Unanswered):
-                answer = await client.fetch(box, "crew", deliver="earliest", max_wait_ms=0, num_msgs=20, **lease)
+                fetching = client.fetch(box, "crew", deliver="earliest", max_wait_ms=0, num_msgs=20, **lease)
+                answer = await self._remember(box, "FETCH", fetching)
                 done(answer)
                 ids = books.seen(box, answer)
                 self._got(box, ids, answer)
                 if ids:
-                    acked = await client.ack(box, "crew", ids)
+                    acked = await self._remember(box, f"ACK {ids}", client.ack(box, "crew", ids))
                     done(acked)
                     books.settled[box].update(dict.fromkeys(ids, acked.answered_at))
                     books.counted["acknowledged"] += len(ids)
@@ -194,6 +198,16 @@ class Load:
             again = self.books.settled[box].get(msg_id, answer.asked_at)
             assert again >= answer.asked_at, f"{box} delivered {msg_id} again after its ACK was answered"
             self.books.delivered[box].add(self.books.numbers[box][msg_id])
+
+    async def _remember(self, box: str, what: str, asking: Awaitable[Answer]) -> Answer:
+        """Ask as a consumer, and keep it for a complaint."""
+        asked_at, outcome = time.time(), "no answer"
+        try:
+            answer = await asking
+            outcome = str([item["msg_id"] for item in answer.body.get("messages", ())])
+            return answer
+        finally:
+            self.books.history[box].append(f"  {asked_at % 1000:.3f}-{time.time() % 1000:.3f} {what}: {outcome}")
 
     # In the end.
 
@@ -211,15 +225,18 @@ class Load:
         while True:
             lease = {"ack_wait_ms": LEASE} if self._works(box) else {}
             wait = 1500 if owed - self.books.delivered[box] else 0
-            answer = await client.fetch(box, "crew", deliver="earliest", max_wait_ms=wait, num_msgs=1000, **lease)
+            fetching = client.fetch(box, "crew", deliver="earliest", max_wait_ms=wait, num_msgs=1000, **lease)
+            answer = await self._remember(box, "FETCH", fetching)
             ids = self.books.seen(box, answer)
             self._got(box, ids, answer)
             if ids:
-                assert not (await client.ack(box, "crew", ids)).error
+                assert not (await self._remember(box, f"ACK {ids}", client.ack(box, "crew", ids))).error
                 self.books.settled[box].update(dict.fromkeys(ids, time.time()))
             elif not owed - self.books.delivered[box]:
                 return
-            assert time.monotonic() < end, f"A8: {box} never delivered {sorted(owed - self.books.delivered[box])}"
+            missed = [kept for kept in self._of(box) if kept.payload not in self.books.delivered[box]]
+            before = "\n".join(self.books.history[box])
+            assert time.monotonic() < end, f"A8: {box} never delivered {missed}:\n{before}"
 
     async def _compare(self, client: Client, box: str) -> None:
         found = await client.query_all(box)

@@ -609,9 +609,9 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
                 if not any(msg_id in reply for reply in replies):
                     continue
                 before = {i for reply in replies for i in reply if i <= msg_id and box.mail[i].lane <= lane}
-                for reply in replies[-32:]:
-                    if msg_id in reply:
-                        before |= set(reply[: reply.index(msg_id)])
+                stood = [set(reply[: reply.index(msg_id)]) for reply in replies[-32:] if msg_id in reply]
+                # Of a connection that is not known any of its replies may be the one that arrived.
+                before |= set.union(set(), *stood) if connection else set.intersection(*stood or [set()])
                 found = before if found is None else found & before
             found = found or set()
             if known:
