@@ -181,8 +181,10 @@ async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
         )
         nats_url = public_url(settings, gateway, upstreams)
         await stack.enter_async_context(open_wakes(settings, connection, broker))
-        verbs = {subject: verb_of_part(directory.user_of, *verb) for subject, verb in host.verbs.items()}
-        verbs |= push_verbs(connection, broker)
+        verbs = {
+            **{subject: verb_of_part(directory.user_of, *verb) for subject, verb in host.verbs.items()},
+            **push_verbs(connection, broker),
+        }
         door = await stack.enter_async_context(
             open_door(
                 settings, connection, broker, metrics, directory, verbs, host.send_listeners, instruments.make_door
@@ -202,7 +204,8 @@ async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
         scheduler.add_job(partial(_probe, health), HEALTH_SECONDS, "health checks")
         tasks = LongTasks(settings)
         stack.push_async_callback(tasks.stop)
-        sign_in = await stack.enter_async_context(_serve_operators(host, health, nats_url, tasks))
+        forgetting = Forgetting(broker, steps, [part.forget_address for part in parts])
+        sign_in = await stack.enter_async_context(_serve_operators(host, health, nats_url, tasks, forgetting))
         await http.start(host.app)
         # Registered a second time, so that it stops before what its requests need.
         stack.push_async_callback(http.stop)
@@ -319,7 +322,9 @@ def _count_by_tenant(host: Host) -> None:
 
 
 @asynccontextmanager
-async def _serve_operators(host: Host, health: Health, nats_url: str, tasks: LongTasks) -> AsyncIterator[SignIn]:
+async def _serve_operators(
+    host: Host, health: Health, nats_url: str, tasks: LongTasks, forgetting: Forgetting
+) -> AsyncIterator[SignIn]:
     """Add the core's operations and what leads to them over HTTP, and keep up with sign-outs, inside this block."""
     sign_in = SignIn(host.access, host.settings, host.http_port, host.operations)
     sign_in.add_routes(host.app)
@@ -327,7 +332,6 @@ async def _serve_operators(host: Host, health: Health, nats_url: str, tasks: Lon
     host.operations.add_methods(MailboxOperations(host.broker))
     host.operations.add_methods(MessageOperations(host.broker))
     host.operations.add_methods(DeadOperations(host.broker))
-    forgetting = Forgetting(host.broker, cleanup_steps(host.settings), [part.forget_address for part in find_parts()])
     host.operations.add_methods(ForgetOperations(forgetting))
     host.operations.add_methods(LongTaskOperations(tasks, host.settings))
     service = ServiceOperations(

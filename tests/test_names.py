@@ -19,7 +19,7 @@ OF_LIBRARIES = {
     "harness/wire.py": {"_transport", "_io_writer"},
     "slow/spark/executors.py": {"_jsc"},
     "unit/test_dids_parsing.py": {"_hash_encoded_doc"},
-    "unit/test_nats_client.py": {"_ps"},
+    "unit/test_private_names.py": {"_process_msg"},
 }
 """What libraries show nowhere else, by file."""
 
