@@ -6,6 +6,7 @@ commit. Times are milliseconds since the epoch.
 
 import asyncio
 import os
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
@@ -15,7 +16,7 @@ from mediator.mailboxes.events import Event
 from mediator.mailboxes.message import Message
 from mediator.mailboxes.sending import KindHooks
 from mediator.store.base import Place, Transaction
-from pickup.caller_cache import CallerCache
+from mediator.store.writer import Committed
 from pickup.connection_use import ConnectionUses
 from pickup.rules import connecting, forwarding, granting, listing, message_queue, replays
 from pickup.rules.forwarding import Forward, ForwardOutcome
@@ -36,7 +37,43 @@ from pickup.rules.records import (
     Verdict,
 )
 from pickup.rules.replays import ReplayedError, SeenEnvelope
-from pickup.tables import MediationTables
+from pickup.tables import CONNECTIONS, MediationTables
+
+MAX_CALLERS = 4096
+
+
+class CallerCache:
+    """Connections by tenant and caller, as of the last commit; the oldest are dropped.
+
+    Only for a database that no other process changes. Used on the event loop, where a commit is announced before its
+    requests are answered.
+    """
+
+    def __init__(self) -> None:
+        self._connections: OrderedDict[tuple[str, str], Connection] = OrderedDict()
+        self._callers: defaultdict[int, set[tuple[str, str]]] = defaultdict(set)
+
+    def get(self, tenant: str, caller: str) -> Connection | None:
+        """Return the connection of a caller, if it is remembered."""
+        return self._connections.get((tenant, caller))
+
+    def add(self, tenant: str, caller: str, connection: Connection) -> None:
+        """Remember what was just read; nothing may be awaited in between."""
+        self._connections[tenant, caller] = connection
+        self._callers[connection.no].add((tenant, caller))
+        if len(self._connections) > MAX_CALLERS:
+            key, oldest = self._connections.popitem(last=False)
+            self._callers[oldest.no].discard(key)
+            if not self._callers[oldest.no]:
+                del self._callers[oldest.no]
+
+    def forget(self, committed: Committed) -> None:
+        """Forget the connections that a commit changed."""
+        for what in committed.changed:
+            if isinstance(what, tuple) and what[0] == CONNECTIONS:
+                for key in self._callers.pop(what[1], ()):
+                    del self._connections[key]
+
 
 T = TypeVar("T")
 Work = Callable[[MediationTransaction, int], T]

@@ -14,13 +14,65 @@ import structlog
 from mediator.errors import BadRequestError, MediatorError, NotEnrolledError, UnsupportedMessageError
 from pickup.broker import MediationBroker
 from pickup.message import DidcommMessage, Json, MessageType, ReplyMessage
-from pickup.problem_reports import is_report, report
 from pickup.rules import replays
 from pickup.rules.records import Connection, Generation
 from pickup.rules.replays import CLOCK_SKEW, SeenEnvelope
 
 if TYPE_CHECKING:
     from pickup.context import DidcommContext
+
+REPORT_FAMILY = "report-problem"
+REPORT = "problem-report"
+REPORT_NAMES = frozenset({REPORT, "problem_report"})
+"""The second is written by older agents."""
+_FIELD_COMMENT = "{1}: {2}"
+REPORT_COMMENTS = {
+    "e.m.live-mode-not-supported": "Connection does not support Live Delivery",
+    "e.p.did": "The DID is unusable: {1}",
+    "e.p.me": "Internal error: {1}",
+    "e.p.me.res": "A required resource is unavailable: {1}",
+    "e.p.me.res.net": "A server of somebody else cannot be reached: {1}",
+    "e.p.me.res.rate": "Too many messages: {1}",
+    "e.p.me.res.storage": "There is no room: {1}",
+    "e.p.me.res.storage.message_too_big": _FIELD_COMMENT,
+    "e.p.msg": _FIELD_COMMENT,
+    "e.p.msg.unsupported": _FIELD_COMMENT,
+    "e.p.req.denied": "The request is denied: {1}",
+    "e.p.req.invitation": "An open invitation is needed: {1}",
+    "e.p.trust.crypto": _FIELD_COMMENT,
+    "e.p.trust.not-enrolled": "The sender is not enrolled: {1}",
+}
+"""The comment of each code, the same each time, so that peers can translate it (DIDComm v2.1 §problem-reports).
+
+``{1}`` and ``{2}`` are the field with what is wrong about it, ``{1}`` alone is the reason.
+"""
+
+
+def is_report(type: MessageType) -> bool:
+    """Whether a message is a problem report of any protocol; reports are never answered."""
+    return type.name in REPORT_NAMES
+
+
+def report_problem(message: DidcommMessage, error: MediatorError) -> ReplyMessage:
+    """Write the report for a refused message, in the form of its generation."""
+    prefix = message.type.prefix
+    if message.generation is Generation.V1:
+        type = MessageType(prefix, REPORT_FAMILY, 1, 0, REPORT)
+        body = {"description": {"code": error.problem, "en": str(error)}}
+        return ReplyMessage(type, body, thid=message.thread, pthid=message.id)
+    type = MessageType(prefix, REPORT_FAMILY, 2, 0, REPORT)
+    return ReplyMessage(type, explain(error), pthid=message.thread, ack=[message.id])
+
+
+def explain(error: MediatorError) -> Json:
+    """Return code, comment and args of an error as v2 writes them."""
+    comment = REPORT_COMMENTS[error.problem]
+    if comment == _FIELD_COMMENT:
+        field, _, problem = str(error).partition(": ")
+        return {"code": error.problem, "comment": comment, "args": [field, problem]}
+    if "{1}" in comment:
+        return {"code": error.problem, "comment": comment, "args": [str(error)]}
+    return {"code": error.problem, "comment": comment}
 
 
 EMPTY = "empty"
@@ -238,7 +290,7 @@ class Dispatcher:
             # A report in reply to a report could go on for ever.
             return []
         request.context.metrics.reported(error.code)
-        return [report(request.message, error)]
+        return [report_problem(request.message, error)]
 
 
 def _acknowledged(message: DidcommMessage, replies: list[ReplyMessage]) -> list[ReplyMessage]:

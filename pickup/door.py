@@ -17,17 +17,10 @@ from mediator.operate.operations import Operations
 from mediator.operate.scheduler import CoalescingTask
 from mediator.settings.settings import Settings
 from mediator.tenants.directory import TenantDirectory
-from pickup import terms_page
-from pickup.access_lists import AccessLists
-from pickup.access_operations import AccessOperations
-from pickup.address_gate import AddressGate
+from pickup import pages
+from pickup.access import AccessLists, AddressGate, RateLimiter
 from pickup.broker import MediationBroker
-from pickup.commands import DidcommOperations
-from pickup.connection_operations import ConnectionOperations
 from pickup.context import DidcommContext
-from pickup.cors import CrossOrigin
-from pickup.delivery_operations import DeliveryOperations
-from pickup.did_pages import DidPages
 from pickup.dids.identities import OwnIdentities, Vault
 from pickup.dids.resolver import CachingResolver
 from pickup.dids.web import DidWebResolver
@@ -35,13 +28,14 @@ from pickup.dispatcher import Dispatcher
 from pickup.endpoint_relay import EndpointRelay
 from pickup.envelope.library import LibraryEnvelopes
 from pickup.envelope.v2 import load_library
-from pickup.invitation_pages import InvitationPages
 from pickup.invitations import InvitationService
 from pickup.live_sessions import LiveSessions
 from pickup.metrics import DidcommMetrics
-from pickup.operation_tenants import OperationTenants
-from pickup.outbound import OutboundClient
-from pickup.outbound_queue import OutboundQueue
+from pickup.operate.administration import AccessOperations, DidcommOperations
+from pickup.operate.connections import ConnectionOperations, DeliveryOperations, OperationTenants
+from pickup.operate.trial import TrialOperations
+from pickup.outbound import OutboundClient, OutboundQueue
+from pickup.pages import CrossOrigin, DidPages, InvitationPages, TermsPage
 from pickup.protocols import (
     connections,
     coordinate_mediation,
@@ -57,14 +51,10 @@ from pickup.protocols import (
     trust_ping,
 )
 from pickup.push_notifier import PushNotifier
-from pickup.rate_limits import RateLimiter
-from pickup.receiver import MessageReceiver
-from pickup.reply_sender import ReplySender
+from pickup.receiver import MessageReceiver, ReplySender
 from pickup.settings import DidcommSettings
 from pickup.tenant_sockets import TenantSockets
-from pickup.terms_page import TermsPage
 from pickup.transports import PATH, Transports
-from pickup.trial_operations import TrialOperations
 
 PROTOCOLS = (
     connections,
@@ -227,7 +217,7 @@ async def _follow_tenants(
 def _add_terms(app: web.Application, options: DidcommSettings, public_url: str) -> str | None:
     """Serve the operator's terms, and return their URL, if there are any."""
     TermsPage(options.terms).add_routes(app)
-    return None if options.terms is None else public_url.removesuffix(PATH) + terms_page.PATH
+    return None if options.terms is None else public_url.removesuffix(PATH) + pages.TERMS_PATH
 
 
 def _limiter(rate: int, options: DidcommSettings) -> RateLimiter | None:

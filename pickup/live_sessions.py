@@ -1,8 +1,9 @@
 """Pushes mail to holders over their sockets: live mode (RFC 0685) and implicit pickup (RFC 0212) (D6, D7)."""
 
 import asyncio
+import itertools
 import struct
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -13,14 +14,58 @@ from mediator.announcer import Announcer
 from mediator.broker import WAKE_KEY_BYTES
 from mediator.errors import BusyError, LiveModeError, MediatorError, NotEnrolledError
 from mediator.mailboxes.bounds import DAY
+from mediator.mailboxes.message import Message
 from pickup.broker import MediationBroker
 from pickup.dispatcher import InboundRequest, TransportChannel
-from pickup.live_leases import LiveLeases
 from pickup.message import MessageType, ReplyMessage
 from pickup.metrics import DidcommMetrics
 from pickup.protocols.message_pickup import delivery
 from pickup.rules.message_queue import QueueStatus
 from pickup.rules.records import Connection, Generation
+
+MAX_LEASED = 1000
+"""Leases of one session, about 100 KiB; beyond that the oldest end early, and their mail may come twice."""
+
+
+class LiveLeases:
+    """The unacknowledged mail of one session. It lives in memory only: the leases end with the session."""
+
+    def __init__(self, span: int, start: int = 0) -> None:
+        """``span`` is how long a lease lasts, in milliseconds; 0 turns leases off.
+
+        ``start`` is the first msg_id that came while live mode was on. Older mail is never leased: it is delivered on
+        request only, again and again until it is acknowledged (D2).
+        """
+        self.lock = asyncio.Lock()
+        """Hold it from reading the leases until new ones are added, so that each message goes out once."""
+        self._span = span
+        self._start = start
+        self._since: dict[int, int] = {}
+        """When each lease began, the oldest first."""
+
+    def leased(self, now: int) -> Collection[int]:
+        """Return the leased msg_ids at ``now``, in milliseconds since the epoch."""
+        for msg_id, since in list(self._since.items()):
+            # A lease that begins in the future was taken before the clock was set back, and would last too long.
+            if since <= now < since + self._span:
+                break
+            del self._since[msg_id]
+        return frozenset(self._since)
+
+    def take(self, messages: Sequence[Message], now: int) -> None:
+        """Lease messages that are about to be sent."""
+        for message in messages:
+            if self._span and message.msg_id >= self._start:
+                self._since.pop(message.msg_id, None)
+                self._since[message.msg_id] = now
+        for msg_id in list(itertools.islice(self._since, max(0, len(self._since) - MAX_LEASED))):
+            del self._since[msg_id]
+
+    def release(self, ids: Collection[int]) -> None:
+        """End leases: the messages were acknowledged, or could not be sent."""
+        for msg_id in ids:
+            self._since.pop(msg_id, None)
+
 
 BATCH = 10
 """Messages in one push."""
@@ -39,7 +84,7 @@ log = structlog.get_logger("didcomm.sessions")
 
 
 class ReplySealer(Protocol):
-    """Seals what is pushed; :class:`~pickup.reply_sender.ReplySender` does."""
+    """Seals what is pushed; :class:`~pickup.receiver.ReplySender` does."""
 
     async def seal(self, connection: Connection, reply: ReplyMessage) -> bytes:
         """Seal a message for a connection, from the identity it knows."""

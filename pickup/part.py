@@ -32,11 +32,9 @@ class DidcommPart(Part):
 
     def add_commands(self, app: "typer.Typer") -> None:
         """Add invite, invitations, connections, keys, identity, didcomm and try."""
-        from pickup.cli import didcomm, operating, try_mediator
+        from pickup import cli
 
-        app.add_typer(didcomm.app)
-        app.add_typer(operating.app)
-        app.add_typer(try_mediator.app)
+        app.add_typer(cli.app)
 
     key_files = ("didcomm.key",)
 
@@ -52,7 +50,7 @@ class DidcommPart(Part):
 
     def cleanup_steps(self, settings: "Settings") -> "Sequence[CleanupStep]":
         """Forget unused connections and old envelopes."""
-        from pickup.cleanup import OldReplays, UnusedConnections
+        from pickup.maintenance import OldReplays, UnusedConnections
         from pickup.settings import DidcommSettings
 
         return UnusedConnections(settings.section(DidcommSettings).forget_after), OldReplays()
@@ -73,7 +71,7 @@ class DidcommPart(Part):
 
     def verify_checks(self, settings: "Settings") -> "Sequence[VerifyCheck]":
         """Check connections, keylists and identities."""
-        from pickup.verify import mediation_checks
+        from pickup.maintenance import mediation_checks
 
         return mediation_checks()
 
@@ -88,8 +86,8 @@ class DidcommPart(Part):
         if not host.settings.section(DidcommSettings).enabled:
             yield
             return
-        from pickup.console.pages import add_pages
         from pickup.door import didcomm_door
+        from pickup.operate.console import add_pages
 
         add_pages(host.console)
         common = host.settings, host.http_port, host.broker, host.metrics.registry, host.operations

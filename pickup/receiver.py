@@ -1,24 +1,202 @@
-"""Opens what comes in at any transport, identifies its sender, and has it handled and answered."""
+"""Opens what comes in at any transport, identifies its sender, has it handled, and sends the replies."""
 
+import hashlib
 import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, Protocol
 
-from mediator.errors import BadRequestError, DeniedError, EnvelopeError, MediatorError, RateLimitedError
-from pickup.access_lists import AccessLists
+from mediator.errors import (
+    BadRequestError,
+    DeniedError,
+    EnvelopeError,
+    MediatorError,
+    RateLimitedError,
+    UnresolvedDidError,
+)
+from mediator.fields import whole_number
+from pickup.access import AccessLists, RateLimiter
 from pickup.context import DidcommContext
-from pickup.dispatcher import InboundRequest, TransportChannel
-from pickup.envelope import OpenedEnvelope
-from pickup.message import DidcommMessage, outline, read
-from pickup.problem_reports import is_report
-from pickup.rate_limits import RateLimiter
-from pickup.reply_sender import PICKUP, ReplySender, returns_here
-from pickup.rotation import read_rotation
+from pickup.dids.document import DidResolver
+from pickup.dids.identities import OwnIdentities
+from pickup.dids.own_dids import Identity
+from pickup.dispatcher import InboundRequest, TransportChannel, check_expiry, is_report
+from pickup.envelope import Envelopes, OpenedEnvelope
+from pickup.envelope.reading import read_jwt
+from pickup.message import DidcommMessage, ReplyMessage, encode, outline, read, write
+from pickup.outbound import OutboundMessage
+from pickup.rules.connecting import FROM_PRIOR
 from pickup.rules.names import canonical
-from pickup.rules.records import Connection, DidRotation
-from pickup.rules.replays import ReplayedError
+from pickup.rules.records import Connection, DidRotation, Generation
+from pickup.rules.replays import CLOCK_SKEW, ReplayedError
 from pickup.tenant_sockets import TenantSockets
+
+
+async def read_rotation(request: InboundRequest) -> DidRotation | None:
+    """Return the verified rotation of a message; None when it has none, or repeats the last one of its connection.
+
+    Raises :class:`BadRequestError` naming ``from_prior``, and :class:`UnresolvedDidError` for an old DID without a
+    document.
+    """
+    message, caller = request.message, request.caller
+    if message.from_prior is None or message.type.name == "forward":
+        return None
+    check_expiry(request)
+    try:
+        jws, claims = read_jwt(message.from_prior)
+        prior_did = _did(claims, "iss")
+        if request.connection is not None and request.connection.prior_did == prior_did:
+            # It is repeated until the peer hears from us; by then the document of the old DID may be gone.
+            return None
+        signed_by = canonical(await request.context.envelopes.verify(jws))
+    except UnresolvedDidError as error:
+        raise UnresolvedDidError(f"{FROM_PRIOR}: {error}") from None
+    except EnvelopeError as error:
+        raise BadRequestError(FROM_PRIOR, str(error).partition(": ")[2]) from None
+    if signed_by != prior_did:
+        raise BadRequestError(FROM_PRIOR, "expected the signature of a key of its iss")
+    signed_at, now = whole_number(claims.get("iat")), request.mediation.clock()
+    if signed_at is None or not 0 <= signed_at * 1000 <= now + CLOCK_SKEW:
+        raise BadRequestError(FROM_PRIOR, f"expected Unix seconds that are past as its iat; it is {now // 1000} here")
+    ends = claims.get("sub") is None
+    if ends and caller != prior_did and canonical(request.me) not in _audience(claims):
+        # Nothing else in an anonymous ending says whom it is for: whoever was ever told one could repeat it here.
+        raise BadRequestError(FROM_PRIOR, "an ending has to be sealed by its iss, or to have our DID as its aud")
+    if not ends and (caller is None or caller != _did(claims, "sub") or caller == prior_did):
+        raise BadRequestError(FROM_PRIOR, "expected a sub that is the new DID, which sealed the message, and no iss")
+    sender = request.sender or ""
+    return DidRotation(
+        tenant=request.tenant,
+        prior_did=prior_did,
+        caller=None if ends else caller,
+        their_did=sender,
+        my_did=request.me.partition("#")[0],
+        # The document is in the cache: the envelope was opened with it.
+        endpoint=None if ends else (await request.context.resolver.resolve(sender)).endpoint,
+        signed_at=signed_at * 1000,
+        mark=hashlib.blake2b(f"{jws.protected}.{jws.payload}".encode(), digest_size=16).digest(),
+    )
+
+
+def _did(claims: Mapping[str, Any], name: str) -> str:
+    value = claims.get(name)
+    did = canonical(value) if isinstance(value, str) and value.startswith("did:") else None
+    if did is None:
+        raise BadRequestError(FROM_PRIOR, f"expected a DID as its {name}")
+    return did
+
+
+def _audience(claims: Mapping[str, Any]) -> set[str | None]:
+    """Return whom a JWT is for (RFC 7519 §4.1.3), a text or a list."""
+    written = claims.get("aud")
+    named = written if isinstance(written, list) else [written]
+    return {canonical(one) for one in named if isinstance(one, str)}
+
+
+PICKUP = frozenset({"messagepickup", "message-pickup"})
+
+
+class EnvelopeSender(Protocol):
+    """Sends to endpoints of peers; :class:`~pickup.outbound.OutboundQueue` does."""
+
+    def send_soon(self, message: OutboundMessage) -> None:
+        """Send in the background, with bounded retries; what cannot be sent is dropped."""
+
+
+class ReplySender:
+    """Sends replies of handlers, and seals what sessions push."""
+
+    def __init__(
+        self, envelopes: Envelopes, resolver: DidResolver, identities: OwnIdentities, outbound: EnvelopeSender
+    ) -> None:
+        self._envelopes = envelopes
+        self._resolver = resolver
+        self._identities = identities
+        self._outbound = outbound
+
+    async def answer(self, request: InboundRequest, replies: Sequence[ReplyMessage]) -> None:
+        """Send the replies to a request, then run its callbacks: True when all went out on its channel."""
+        here = returns_here(request)
+        all_sent = bool(replies)
+        for reply in replies:
+            sealed = await self._seal_answer(request, reply)
+            sent = here and await request.channel.send(sealed, request.message.generation)
+            all_sent = all_sent and sent
+            # Replies of pickup are only for a holder that reads them now (D2).
+            if not sent and reply.type.family not in PICKUP:
+                await self._send_to_endpoint(request, sealed)
+        for notify in request.after:
+            await notify(all_sent)
+
+    async def seal(self, connection: Connection, reply: ReplyMessage) -> bytes:
+        """Seal a message for a connection, from the identity it knows us by."""
+        me = await self._known_to(connection)
+        if connection.generation is Generation.V1:
+            plaintext = encode(write(reply, Generation.V1, connection.my_did, connection.their_did))
+            return await self._envelopes.seal_v1(plaintext, connection.keys, me.key)
+        written = write(reply, Generation.V2, connection.my_did, connection.their_did)
+        return await self._envelopes.seal_v2(written, connection.their_did, connection.my_did)
+
+    async def _known_to(self, connection: Connection) -> Identity:
+        try:
+            return self._identities.known_as(connection.my_did)
+        except UnresolvedDidError:
+            # The connection was made at another instance, which made the identity too.
+            await self._identities.renew()
+            return self._identities.known_as(connection.my_did)
+
+    async def _seal_answer(self, request: InboundRequest, reply: ReplyMessage) -> bytes:
+        assert request.sender is not None, "only who is known is answered"
+        if request.message.generation is Generation.V1:
+            plaintext = encode(write(reply, Generation.V1, request.me, request.sender))
+            return await self._envelopes.seal_v1(plaintext, [request.sender], request.me)
+        my_did = request.me.partition("#")[0]
+        written = write(reply, Generation.V2, my_did, request.sender)
+        return await self._envelopes.seal_v2(written, request.sender, my_did)
+
+    async def _send_to_endpoint(self, request: InboundRequest, sealed: bytes) -> None:
+        """Send a reply to the endpoint of its receiver, if it has one."""
+        assert request.sender is not None
+        connection = request.connection
+        if connection is not None and connection.endpoint is not None:
+            to = next(iter(connection.keys), None)
+            message = OutboundMessage(connection.endpoint, sealed, connection.generation, to, connection.routing_keys)
+            self._outbound.send_soon(message)
+        elif request.message.generation is Generation.V2:
+            endpoint = await self._find_endpoint(request.sender)
+            if endpoint is not None:
+                self._outbound.send_soon(OutboundMessage(endpoint, sealed, Generation.V2))
+
+    async def _find_endpoint(self, did: str) -> str | None:
+        try:
+            return (await self._resolver.resolve(did)).endpoint
+        except MediatorError:
+            return None
+
+
+def returns_here(request: InboundRequest) -> bool:
+    """Whether the replies to a request go back on its channel, by a return route, which is remembered (RFC 0092, D5).
+
+    They are all in the thread of the request.
+    """
+    message, routes, caller = request.message, request.channel.routes, request.caller or ""
+    match message.return_route:
+        case "all":
+            if caller:
+                routes.follow(caller, None)
+            return True
+        case "thread":
+            thread = message.return_route_thread or message.thread
+            if caller:
+                routes.follow(caller, thread)
+            return thread == message.thread
+        case None:
+            return message.type.family in PICKUP or routes.lead_here(caller, message.thread)
+        case _:
+            routes.end(caller)
+            return False
+
 
 MAX_REMEMBERED = 100_000
 """Envelopes of known senders that this instance recognises when they come again.

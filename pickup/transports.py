@@ -14,14 +14,13 @@ from mediator.http.connections import Address, HttpConnection
 from mediator.http.direct import DirectAnswer, DirectRequest
 from mediator.trace_hooks import NO_TRACE, TraceHooks
 from pickup import media_types
-from pickup.address_gate import AddressGate
+from pickup.access import AddressGate
 from pickup.connection_use import client_family
 from pickup.dispatcher import ReturnRoutes, TransportChannel
-from pickup.inbound_limit import InboundByteLimiter
 from pickup.metrics import OK, DidcommMetrics
 from pickup.rules.records import Generation
 from pickup.tenant_sockets import TenantSockets
-from pickup.websocket import CLOSE_SECONDS, Receiver, WebSocket, WebSocketChannel
+from pickup.websocket import CLOSE_SECONDS, InboundByteLimiter, Receiver, WebSocket, WebSocketChannel
 
 PATH = "/didcomm"
 MAX_POSTED = 256 * 1024 * 1024

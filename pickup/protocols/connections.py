@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 from mediator.errors import BadRequestError
 from mediator.fields import StrictFields
-from pickup import problem_reports
 from pickup.dids.own_dids import Identity, v1_services
-from pickup.dispatcher import Dispatcher, InboundRequest
+from pickup.dispatcher import REPORT_NAMES, Dispatcher, InboundRequest
 from pickup.message import Json, ReplyMessage
 from pickup.protocols.handshake import connect, invitation_of, nothing, proven_did, sender_key
 from pickup.protocols.peers import read_attached
@@ -22,7 +21,7 @@ _CONTEXT = "https://w3id.org/did/v1"
 
 def register(dispatcher: Dispatcher) -> None:
     """Register the handlers. A trust ping or an ack completes the handshake; the connection is there before it."""
-    names_of = {"request": handle_request, "ack": nothing, **dict.fromkeys(problem_reports.NAMES, nothing)}
+    names_of = {"request": handle_request, "ack": nothing, **dict.fromkeys(REPORT_NAMES, nothing)}
     dispatcher.register(FAMILY, {(1, 0)}, names_of, generations={Generation.V1}, once={"request"})
     dispatcher.register("notification", {(1, 0)}, {"ack": nothing}, generations={Generation.V1})
 

@@ -9,9 +9,8 @@ from mediator.errors import BadRequestError, MediationDeniedError, UnresolvedDid
 from mediator.fields import MAX_ITEMS, whole_number
 from pickup.dids.document import keys_inside
 from pickup.dids.own_dids import Identity, invitation_key
-from pickup.dispatcher import Dispatcher, InboundRequest
+from pickup.dispatcher import Dispatcher, InboundRequest, explain
 from pickup.message import OLD, DidcommMessage, Json, ReplyMessage
-from pickup.problem_reports import explain
 from pickup.rules import names
 from pickup.rules.granting import KeylistResult, KeylistUpdate, denial
 from pickup.rules.names import MAX_NAME

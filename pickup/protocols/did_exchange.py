@@ -8,9 +8,8 @@ import did_peer_4
 import orjson
 
 from mediator.errors import BadRequestError
-from pickup import problem_reports
 from pickup.dids.own_dids import Identity, v1_services
-from pickup.dispatcher import Dispatcher, InboundRequest
+from pickup.dispatcher import REPORT_NAMES, Dispatcher, InboundRequest
 from pickup.message import Json, ReplyMessage, encode
 from pickup.protocols.handshake import connect, invitation_of, nothing, proven_did, sender_key
 from pickup.protocols.peers import Peer, read_attached
@@ -28,7 +27,7 @@ _SHA256 = b"\x12\x20"
 
 def register(dispatcher: Dispatcher) -> None:
     """Register the handlers."""
-    names_of = {"request": handle_request, "complete": nothing, **dict.fromkeys(problem_reports.NAMES, nothing)}
+    names_of = {"request": handle_request, "complete": nothing, **dict.fromkeys(REPORT_NAMES, nothing)}
     dispatcher.register(FAMILY, {(1, 0), (1, 1)}, names_of, generations={Generation.V1}, once={"request"})
 
 

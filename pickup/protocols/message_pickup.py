@@ -6,8 +6,7 @@ from datetime import UTC, datetime
 
 from mediator.errors import LiveModeError
 from mediator.mailboxes.message import Message as Mail
-from pickup import problem_reports
-from pickup.dispatcher import Dispatcher, InboundRequest
+from pickup.dispatcher import REPORT, Dispatcher, InboundRequest, report_problem
 from pickup.message import Attachment, DidcommMessage, Json, MessageType, ReplyMessage
 from pickup.rules import message_queue
 from pickup.rules.message_queue import QueueStatus
@@ -203,13 +202,13 @@ def _not_live(message: DidcommMessage, error: LiveModeError) -> ReplyMessage:
         case 2:
             # RFC 0685 has a text where RFC 0035 has an object, and the older family name.
             prefix = message.type.prefix
-            type = MessageType(prefix, "notification", 1, 0, problem_reports.REPORT)
+            type = MessageType(prefix, "notification", 1, 0, REPORT)
             return ReplyMessage(type, {"description": str(error)}, pthid=message.id)
         case 4:
-            written = problem_reports.report(message, error)
-            return replace(written, type=message.type.named(problem_reports.REPORT), thid=None, pthid=message.thread)
+            written = report_problem(message, error)
+            return replace(written, type=message.type.named(REPORT), thid=None, pthid=message.thread)
         case _:
-            return problem_reports.report(message, error)
+            return report_problem(message, error)
 
 
 def _form(type: MessageType) -> PickupVersion:

@@ -9,8 +9,7 @@ import structlog
 
 from mediator.errors import EnvelopeError
 from mediator.mailboxes.message import Message as Mail
-from pickup import problem_reports
-from pickup.dispatcher import Dispatcher, InboundRequest
+from pickup.dispatcher import REPORT_NAMES, Dispatcher, InboundRequest
 from pickup.envelope.reading import read_object
 from pickup.message import Json, ReplyMessage
 from pickup.protocols import report_problem
@@ -40,7 +39,7 @@ def register(dispatcher: Dispatcher) -> None:
     }
     old = {name.replace("-", "_"): handler for name, handler in handlers.items()}
     # RFC 0035 lets a protocol have problem reports of its own family.
-    reports = dict.fromkeys(problem_reports.NAMES, report_problem.note)
+    reports = dict.fromkeys(REPORT_NAMES, report_problem.note)
     named = {**old, **handlers, **reports}
     dispatcher.register(FAMILY, {(1, 0)}, named, generations={Generation.V1}, once=named.keys())
 

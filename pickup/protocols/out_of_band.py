@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from mediator.errors import NoSuchInvitationError, NotEnrolledError, UnsupportedMessageError
-from pickup import problem_reports
-from pickup.dispatcher import Dispatcher, InboundRequest
+from pickup.dispatcher import REPORT_NAMES, Dispatcher, InboundRequest
 from pickup.message import ReplyMessage
 from pickup.protocols.handshake import nothing
 from pickup.rules.records import Generation
@@ -14,7 +13,7 @@ FAMILY = "out-of-band"
 
 def register(dispatcher: Dispatcher) -> None:
     """Register the handlers."""
-    first = {"handshake-reuse": reuse, "invitation": invitation, **dict.fromkeys(problem_reports.NAMES, nothing)}
+    first = {"handshake-reuse": reuse, "invitation": invitation, **dict.fromkeys(REPORT_NAMES, nothing)}
     dispatcher.register(
         FAMILY, {(1, 0), (1, 1)}, first, generations={Generation.V1}, anonymous=True, once={"handshake-reuse"}
     )

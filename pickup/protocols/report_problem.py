@@ -5,8 +5,7 @@ from collections.abc import Sequence
 
 import structlog
 
-from pickup import problem_reports
-from pickup.dispatcher import Dispatcher, InboundRequest
+from pickup.dispatcher import REPORT_FAMILY, REPORT_NAMES, Dispatcher, InboundRequest
 from pickup.message import ReplyMessage
 from pickup.rules.records import Generation
 
@@ -19,14 +18,10 @@ log = structlog.get_logger("didcomm.problems")
 
 def register(dispatcher: Dispatcher) -> None:
     """Register the handlers."""
-    names = dict.fromkeys(problem_reports.NAMES, note)
-    dispatcher.register(
-        problem_reports.FAMILY, {(1, 0)}, names, generations={Generation.V1}, once=problem_reports.NAMES
-    )
-    dispatcher.register(
-        problem_reports.FAMILY, {(2, 0)}, names, generations={Generation.V2}, once=problem_reports.NAMES
-    )
-    dispatcher.register(NOTIFICATION, {(1, 0)}, names, generations={Generation.V1}, once=problem_reports.NAMES)
+    names = dict.fromkeys(REPORT_NAMES, note)
+    dispatcher.register(REPORT_FAMILY, {(1, 0)}, names, generations={Generation.V1}, once=REPORT_NAMES)
+    dispatcher.register(REPORT_FAMILY, {(2, 0)}, names, generations={Generation.V2}, once=REPORT_NAMES)
+    dispatcher.register(NOTIFICATION, {(1, 0)}, names, generations={Generation.V1}, once=REPORT_NAMES)
 
 
 async def note(request: InboundRequest) -> Sequence[ReplyMessage]:

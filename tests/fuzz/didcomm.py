@@ -10,9 +10,9 @@ import orjson
 
 from mediator.errors import BusyError, MediatorError, UnresolvedDidError
 from pickup import message as messages
-from pickup import problem_reports
 from pickup.dids import document as documents
 from pickup.dids import resolver, web
+from pickup.dispatcher import report_problem
 from pickup.envelope import reading
 from pickup.envelope.keys import public
 from pickup.invitations import id_inside
@@ -70,7 +70,7 @@ def plaintext(raw: dict[str, Any]) -> None:
         assert read.id
         assert len(read.thread) <= messages.MAX_ID
         assert messages.MessageType.parse(str(read.type), "type") == read.type
-        assert orjson.loads(messages.encode(messages.write(problem_reports.report(read, BUSY), generation, "a", "b")))
+        assert orjson.loads(messages.encode(messages.write(report_problem(read, BUSY), generation, "a", "b")))
         for look in LOOKS:
             try:
                 look(read)

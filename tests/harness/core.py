@@ -27,7 +27,7 @@ from mediator.settings.sections import CleanupSettings
 from mediator.settings.settings import Settings
 from mediator.store.opening import database_path
 from mediator.store.sqlite import SqliteStore
-from pickup.cleanup import OldReplays, UnusedConnections
+from pickup.maintenance import OldReplays, UnusedConnections
 from pickup.rules.records import MediationRules
 from registry.cleanup import RemovedAgents, SilentAgents
 from registry.records import Liveness

@@ -30,8 +30,7 @@ from pickup.live_sessions import LiveSessions
 from pickup.message import DIDCOMM
 from pickup.metrics import DidcommMetrics
 from pickup.outbound import OutboundMessage
-from pickup.receiver import MessageReceiver
-from pickup.reply_sender import ReplySender
+from pickup.receiver import MessageReceiver, ReplySender
 from pickup.rules import names
 from pickup.rules.records import Connection, Generation, MediationRules, NewConnection
 from tests.harness.broker import START, TENANT

@@ -10,7 +10,7 @@ from mediator.store.snapshots import Ask
 from mediator.verify.checks import Place
 from mediator.verify.database import mailbox_checks
 from mediator.verify.report import VerifyReport, verify
-from pickup.verify import mediation_checks
+from pickup.maintenance import mediation_checks
 from registry.checks import registry_checks
 from tests.harness.core import make_settings
 from tests.harness.service import Service

@@ -30,7 +30,7 @@ from mediator.store.base import Store
 from mediator.store.opening import database_path
 from mediator.store.sqlite import SqliteStore
 from mediator.tenants.directory import TenantDirectory
-from pickup import inbound_limit
+from pickup import websocket
 from pickup.client import Holder, Sender, Wallet
 from pickup.client.plaintext import write
 from pickup.client.sender import forward_v2
@@ -354,7 +354,7 @@ async def raw(door: Door) -> AsyncIterator[Raw]:
 @pytest.mark.rule("D12")
 async def test_endless_messages_are_bounded_over_all_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is within the limit of one, and pongs between its parts keep its socket alive."""
-    monkeypatch.setattr(inbound_limit, "MAX_INCOMPLETE", 3 * LIMIT)
+    monkeypatch.setattr(websocket, "MAX_INCOMPLETE", 3 * LIMIT)
     async with serving(answer) as door, contextlib.AsyncExitStack() as stack:
         honest = await door.connect()
         peers = [await stack.enter_async_context(raw(door)) for _ in range(8)]

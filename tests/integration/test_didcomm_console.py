@@ -168,7 +168,7 @@ async def test_the_door_is_tried_and_nothing_is_left_behind(door: Door) -> None:
 
 
 async def test_a_door_that_cannot_be_reached_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pickup.trial_operations.TRY_SECONDS", 1.0)
+    monkeypatch.setattr("pickup.operate.trial.TRY_SECONDS", 1.0)
     # The system accepts its connections, and nobody answers.
     silent = socket.create_server(("127.0.0.1", 0))
     async with opened(tmp_path, public_url=f"http://127.0.0.1:{silent.getsockname()[1]}") as door:

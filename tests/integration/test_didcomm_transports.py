@@ -18,9 +18,9 @@ from mediator.http.health import Health
 from mediator.http.server import HttpServer
 from mediator.metrics import Metrics
 from pickup import transports, websocket
-from pickup.cors import CrossOrigin
 from pickup.dispatcher import TransportChannel
 from pickup.metrics import DidcommMetrics
+from pickup.pages import CrossOrigin
 from pickup.rules.records import Generation
 from pickup.transports import Transports
 

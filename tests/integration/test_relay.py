@@ -16,15 +16,14 @@ from prometheus_client import CollectorRegistry
 from mediator.broker import Broker
 from mediator.http.guard import Guard
 from mediator.mailboxes.bounds import Bounds
-from pickup import endpoint_relay, outbound, outbound_queue
+from pickup import endpoint_relay, outbound
 from pickup.broker import MediationBroker
 from pickup.endpoint_relay import EndpointRelay
 from pickup.envelope.library import LibraryEnvelopes
 from pickup.envelope.v2 import DidcommMessagingLibrary
 from pickup.message import encode
 from pickup.metrics import DidcommMetrics
-from pickup.outbound import OutboundClient, OutboundMessage
-from pickup.outbound_queue import OutboundQueue
+from pickup.outbound import OutboundClient, OutboundMessage, OutboundQueue
 from pickup.rules.forwarding import Forward
 from pickup.rules.names import base58, verkey
 from pickup.rules.records import Connection, Generation, MediationRules
@@ -472,11 +471,11 @@ async def test_an_answer_is_brought_with_bounded_attempts(home: Setup) -> None:
     home.send_soon(home.endpoint.url(), b"{}", Generation.V2)
     await until(lambda: home.counted("delivered") == 1)
     assert (home.endpoint.got, home.endpoint.types) == ([b"{}"] * 3, [V2] * 3)
-    assert home.pauses.taken == list(outbound_queue.PAUSES[:2])
+    assert home.pauses.taken == list(outbound.PAUSES[:2])
     home.endpoint.answers = [500] * 10
     home.send_soon(home.endpoint.url(), b"{}", Generation.V1)
     await until(lambda: home.counted("gave_up") == 1)
-    assert len(home.endpoint.got) == 3 + 1 + len(outbound_queue.PAUSES)
+    assert len(home.endpoint.got) == 3 + 1 + len(outbound.PAUSES)
 
 
 @pytest.mark.rule("D5")
@@ -511,8 +510,8 @@ async def test_an_answer_goes_through_the_mediators_of_its_receiver() -> None:
 
 
 async def test_answers_under_way_are_bounded_in_number_and_bytes(home: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbound_queue, "MAX_MESSAGES", 2)
-    monkeypatch.setattr(outbound_queue, "MAX_BYTES", 100)
+    monkeypatch.setattr(outbound, "MAX_MESSAGES", 2)
+    monkeypatch.setattr(outbound, "MAX_BYTES", 100)
     release = asyncio.Event()
 
     async def handler(_request: web.Request, _body: bytes) -> web.Response:

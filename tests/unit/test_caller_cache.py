@@ -1,7 +1,7 @@
 """The connections of callers that are remembered: as of the last commit, within a bound."""
 
 from mediator.store.writer import Committed
-from pickup.caller_cache import MAX_CALLERS, CallerCache
+from pickup.broker import MAX_CALLERS, CallerCache
 from pickup.rules.records import Connection, Generation
 from pickup.tables import CONNECTIONS
 

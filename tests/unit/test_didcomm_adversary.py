@@ -26,8 +26,7 @@ from pickup.envelope.library import LibraryEnvelopes
 from pickup.envelope.v2 import DidcommMessagingLibrary
 from pickup.message import DIDCOMM
 from pickup.metrics import DidcommMetrics
-from pickup.outbound import DeliveryOutcome, OutboundClient, OutboundMessage
-from pickup.outbound_queue import OutboundQueue
+from pickup.outbound import DeliveryOutcome, OutboundClient, OutboundMessage, OutboundQueue
 from pickup.protocols import connections, did_exchange, routing
 from pickup.rules import names
 from pickup.rules.records import Generation

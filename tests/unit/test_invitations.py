@@ -23,8 +23,8 @@ from mediator.http.app import build_app
 from mediator.http.health import Health
 from pickup import qr
 from pickup.dids.own_dids import invitation_key
-from pickup.invitation_pages import InvitationPages
 from pickup.invitations import InvitationForms, id_inside, id_of_short, short_id
+from pickup.pages import InvitationPages
 from pickup.rules import connecting as module
 from pickup.rules.names import canonical, verkey
 from pickup.rules.records import Invitation

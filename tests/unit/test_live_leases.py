@@ -4,7 +4,7 @@ import pytest
 
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.message import Message
-from pickup.live_leases import MAX_LEASED, LiveLeases
+from pickup.live_sessions import MAX_LEASED, LiveLeases
 
 
 def messages(*ids: int) -> list[Message]:

@@ -14,9 +14,8 @@ from mediator.errors import (
     NotEnrolledError,
     UnsupportedMessageError,
 )
-from pickup.dispatcher import Dispatcher, InboundRequest
+from pickup.dispatcher import REPORT_COMMENTS, Dispatcher, InboundRequest, explain
 from pickup.message import DIDCOMM, OLD, ReplyMessage
-from pickup.problem_reports import COMMENTS, explain
 from pickup.rules.records import Generation
 from tests.harness.mediation import key
 from tests.harness.protocols import V1, V2, Door, Json, Peer, Wire
@@ -244,14 +243,14 @@ def codes(error: type[MediatorError]) -> set[str]:
 @pytest.mark.rule("D12")
 def test_the_comment_of_a_code_is_always_the_same() -> None:
     """The text MUST be statically associated with `code`; what varies is in `args`."""
-    assert COMMENTS.keys() == codes(MediatorError)
+    assert REPORT_COMMENTS.keys() == codes(MediatorError)
     page = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
     written = dict(re.findall(r"^\| `(e\.[a-z._-]+)` \|.*\| `([^`]+)` \|$", page, re.MULTILINE))
-    assert written == COMMENTS
+    assert written == REPORT_COMMENTS
     for error, args in (
         (BadRequestError("limit", "expected: more"), ["limit", "expected: more"]),
         (NotEnrolledError("why: {2}"), ["why: {2}"]),
         (LiveModeError(), None),
     ):
         assert explain(error).get("args") == args
-        assert explain(error)["comment"] == COMMENTS[error.problem]
+        assert explain(error)["comment"] == REPORT_COMMENTS[error.problem]

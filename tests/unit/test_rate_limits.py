@@ -7,7 +7,7 @@ import pytest
 from multidict import CIMultiDict
 
 from mediator.http.client_address import ClientAddresses
-from pickup.rate_limits import RateLimiter
+from pickup.access import RateLimiter
 
 PEER = ip_address("10.0.0.1")
 

@@ -7,7 +7,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from mediator.errors import SetupError
-from pickup.terms_page import MAX_BYTES, TermsPage
+from pickup.pages import MAX_TERMS_BYTES, TermsPage
 
 
 async def shown(file: Path | None, **headers: str) -> tuple[int, str, dict[str, str]]:
@@ -72,7 +72,11 @@ async def test_without_terms_there_is_no_page():
 
 @pytest.mark.parametrize(
     ("content", "problem"),
-    [(None, "No such file or directory"), (b"\xff", "expected UTF-8"), (b"a" * (MAX_BYTES + 1), "expected at most")],
+    [
+        (None, "No such file or directory"),
+        (b"\xff", "expected UTF-8"),
+        (b"a" * (MAX_TERMS_BYTES + 1), "expected at most"),
+    ],
 )
 def test_terms_that_cannot_be_shown_refuse_the_start(tmp_path: Path, content: bytes | None, problem: str):
     file = tmp_path / "terms.md"

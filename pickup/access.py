@@ -1,17 +1,24 @@
-"""The operator's allow and deny lists as each instance applies them: in memory, and renewed from the database."""
+"""Who may use the door, and how much: allow and deny lists, and message rates of addresses and connections."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from ipaddress import ip_network
 
 import structlog
+from aiohttp import web
+from multidict import MultiMapping
 
 from mediator.announcer import Announcer
-from mediator.errors import MediatorError
-from mediator.http.connections import Address
+from mediator.errors import DeniedError, MediatorError, RateLimitedError
+from mediator.http.client_address import ClientAddresses
+from mediator.http.connections import Address, group
 from pickup.broker import MediationBroker
+from pickup.metrics import DidcommMetrics
 from pickup.rules import granting
 from pickup.rules.names import canonical
 from pickup.rules.records import AccessRule, Connection, Verdict
@@ -132,3 +139,99 @@ class AccessLists:
     def denies_connection(self, connection: Connection) -> bool:
         """Whether the peer of a connection is denied."""
         return granting.is_denied(self._mediation.rules, connection)
+
+
+MAX_BUCKETS = 100_000
+"""Buckets that are not full; above it, the ones that were used longest ago count as full."""
+
+
+class RateLimiter:
+    """Buckets of ``rate * burst`` tokens, which get ``rate`` a second; a full one is not kept.
+
+    A bucket is kept as the time at which it will be full.
+    """
+
+    def __init__(
+        self, rate: float, burst: float, *, most: int = MAX_BUCKETS, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """``rate`` is in messages a second, ``burst`` in seconds."""
+        self._interval = 1 / rate
+        self._burst = max(burst, self._interval)
+        self._most = most
+        self._clock = clock
+        self._full_at: OrderedDict[Hashable, float] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Return how many buckets are kept."""
+        return len(self._full_at)
+
+    def take(self, key: Hashable) -> float:
+        """Take a token; 0, or in how many seconds there is one, and none is taken."""
+        now = self._clock()
+        full_at = max(self._full_at.get(key, now), now) + self._interval
+        wait = full_at - now - self._burst
+        # A rounding error must not refuse the last token.
+        if wait > 1e-9:
+            return wait
+        self._keep(key, full_at, now)
+        return 0
+
+    def reserve(self, key: Hashable) -> float:
+        """Take a token in any case, and return in how many seconds it is there."""
+        now = self._clock()
+        full_at = max(self._full_at.get(key, now), now) + self._interval
+        self._keep(key, full_at, now)
+        return max(0.0, full_at - now - self._burst)
+
+    def _keep(self, key: Hashable, full_at: float, now: float) -> None:
+        self._full_at[key] = full_at
+        self._full_at.move_to_end(key)
+        # The oldest are usually full by now.
+        for _ in range(2):
+            oldest, at = next(iter(self._full_at.items()))
+            if at <= now or len(self._full_at) > self._most:
+                del self._full_at[oldest]
+
+
+class AddressGate:
+    """The first thing that a POST, a WebSocket and each of its frames pass."""
+
+    def __init__(
+        self, addresses: ClientAddresses, access: AccessLists, limiter: RateLimiter | None, metrics: DidcommMetrics
+    ) -> None:
+        """``limiter``: of messages from one address; allowed networks have no limit."""
+        self._addresses = addresses
+        self._access = access
+        self._limiter = limiter
+        self._metrics = metrics
+
+    def admit(self, peer: Address | None, headers: MultiMapping[str]) -> None:
+        """Count one message; raises :class:`DeniedError` and :class:`RateLimitedError`."""
+        address = self._addresses.of(peer, headers)
+        if address is None:
+            return
+        verdict = self._access.verdict(address)
+        if verdict is Verdict.DENY:
+            raise DeniedError
+        if self._limiter is not None and verdict is None:
+            wait = self._limiter.take(group(address))
+            if wait:
+                self._metrics.limited("address")
+                raise RateLimitedError("address", math.ceil(wait))
+
+    def find(self, request: web.Request) -> Address | None:
+        """Return the address that a request comes from."""
+        return self._addresses.of_request(request)
+
+    def denies(self, address: Address | None) -> bool:
+        """Whether the operator denies the address."""
+        return address is not None and self._access.verdict(address) is Verdict.DENY
+
+    def reserve(self, address: Address | None) -> float:
+        """Count one frame; return the seconds until the next one may be read."""
+        if self._limiter is None or address is None or self._access.verdict(address) is not None:
+            return 0
+        wait = self._limiter.reserve(group(address))
+        if wait:
+            self._metrics.limited("address")
+        return wait

@@ -26,7 +26,7 @@ from pickup.broker import MediationBroker
 from pickup.client import ClientError, HttpStatusError, NoAnswerError, ProblemError, Wallet
 from pickup.client.trial import LABEL, STEPS, attempt
 from pickup.invitations import InvitationService
-from pickup.operation_tenants import OperationTenants
+from pickup.operate.connections import OperationTenants
 from pickup.rules.records import Generation, Invitation, Policy
 
 TRY_SECONDS: Final = 15.0

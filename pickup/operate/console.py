@@ -14,12 +14,11 @@ from mediator.errors import NoSuchMailboxError
 from mediator.mailboxes.address import DEFAULT_TENANT, NUMBERED
 from mediator.operate.operations import Right
 from pickup import qr
-from pickup.connection_operations import LOOKED_AT, MAX_NUMBER, ORDERS
 from pickup.live_sessions import MAX_SESSIONS
+from pickup.operate.connections import LOOKED_AT, MAX_NUMBER, ORDERS, SHOWN_HOURS
 from pickup.rules.connecting import MAX_INVITATIONS
 from pickup.rules.granting import MAX_RULES
 from pickup.rules.records import TRAFFIC, Verdict
-from pickup.statistics import SHOWN_HOURS
 
 GROUP: Final = "DIDComm"
 PER_PAGE: Final = 50

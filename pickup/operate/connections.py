@@ -1,11 +1,15 @@
-"""The operations on DIDComm connections: list, compare, show and remove them, and totals over all of them."""
+"""The operations on DIDComm connections, totals over them, live sessions, and what is on its way to endpoints."""
 
 import asyncio
 import time
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Final
+from typing import Any, Final
 
 from mediator.errors import BadRequestError
+from mediator.mailboxes.address import DEFAULT_TENANT
+from mediator.mailboxes.bounds import DAY
 from mediator.operate.operations import (
     ADDRESS,
     COUNT,
@@ -31,15 +35,93 @@ from mediator.operate.operations import (
     table,
     whole,
 )
-from pickup import statistics
 from pickup.broker import MediationBroker
-from pickup.live_sessions import LiveSessions
-from pickup.operation_tenants import OperationTenants
+from pickup.connection_use import HOUR
+from pickup.dids.identities import OwnIdentities
+from pickup.endpoint_relay import MAX_WORKERS, EndpointRelay
+from pickup.live_sessions import MAX_SESSIONS, LiveSessions
+from pickup.outbound import MAX_BYTES, MAX_MESSAGES, OutboundQueue
 from pickup.rules.granting import is_denied
 from pickup.rules.listing import ConnectionView
 from pickup.rules.names import MAX_NAME, canonical
 from pickup.rules.ports import ConnectionRow
 from pickup.rules.records import TRAFFIC, Policy, Route, Verdict
+
+PAGE = 1000
+"""Connections read at once, so that other reads get their turn."""
+MAX_COUNTED = 200_000
+"""Connections that are looked at, the oldest ones; the total counts all."""
+SHOWN_HOURS = 24
+
+AGES = (("hour", HOUR), ("day", DAY), ("week", 7 * DAY), ("month", 30 * DAY))
+OLDER = "older"
+QUEUES = (("0", 0), ("1-9", 9), ("10-99", 99), ("100-999", 999), ("1000-9999", 9999))
+LONGER = "10000+"
+
+
+async def collect(mediation: MediationBroker, tenant: str) -> dict[str, Any]:
+    """Return the totals; ``hours`` are of all tenants and instances."""
+    now, after, more, total = mediation.clock(), 0, True, 0
+    counts: dict[str, Counter[str]] = {
+        "didcomm": Counter(), "pickup": Counter(), "transport": Counter(),
+        "created": Counter(dict.fromkeys((*dict(AGES), OLDER), 0)),
+        "seen": Counter(dict.fromkeys((*dict(AGES), OLDER), 0)),
+        "queues": Counter(dict.fromkeys((*dict(QUEUES), LONGER), 0)),
+    }  # fmt: skip
+    counted = messages = size = 0
+    while more and counted < MAX_COUNTED:
+        page = await mediation.list_connections(tenant, after, PAGE)
+        more, total = page.more, page.total
+        for view in page.views:
+            _count(counts, view, now)
+            counted += 1
+            if view.mailbox is not None:
+                messages += view.mailbox.messages
+                size += view.mailbox.bytes
+        after = page.views[-1].connection.no if page.views else after
+    await mediation.uses.flush()
+    hours = await mediation.list_hours(now - now % HOUR - (SHOWN_HOURS - 1) * HOUR)
+    return {
+        "connections": total,
+        "counted": counted,
+        "messages": messages,
+        "bytes": size,
+        **{name: dict(counter) for name, counter in counts.items()},
+        "hours": [{"began_at": at / 1000, **asdict(traffic)} for at, traffic in hours],
+    }
+
+
+def _count(counts: dict[str, Counter[str]], view: ConnectionView, now: int) -> None:
+    connection, use = view.connection, view.use
+    counts["didcomm"][connection.generation.value] += 1
+    counts["pickup"][use.pickup or "none"] += 1
+    counts["transport"][use.transport or "none"] += 1
+    counts["created"][_age(now - connection.created_at)] += 1
+    counts["seen"][_age(now - view.seen_at)] += 1
+    waiting = 0 if view.mailbox is None else view.mailbox.messages
+    counts["queues"][next((name for name, most in QUEUES if waiting <= most), LONGER)] += 1
+
+
+def _age(span: int) -> str:
+    return next((name for name, most in AGES if span < most), OLDER)
+
+
+class OperationTenants:
+    """The tenants that have an identity."""
+
+    def __init__(self, names: Sequence[str], identities: OwnIdentities) -> None:
+        """``names`` may change while the service runs."""
+        self._names = names
+        self._identities = identities
+
+    async def of(self, request: OperationRequest) -> str:
+        """Return the tenant of a request, ``default`` if it has none; :class:`BadRequestError` lists those known."""
+        tenant = read_text(request, "tenant") or DEFAULT_TENANT
+        if tenant not in self._names:
+            raise BadRequestError("tenant", f"expected one of {', '.join(self._names)}")
+        await self._identities.ensure()
+        return tenant
+
 
 MAX_LISTED: Final = 500
 MAX_ROUTES: Final = 100
@@ -260,7 +342,7 @@ class ConnectionOperations:
         path="/didcomm/stats",
     )
     async def _statistics(self, request: OperationRequest) -> Answer:
-        collected = await statistics.collect(self._mediation, await self._tenants.of(request))
+        collected = await collect(self._mediation, await self._tenants.of(request))
         return {"live": self._sessions.count, **collected}
 
 
@@ -272,3 +354,83 @@ def write_route(route: Route) -> Answer:
         "created_at": route.created_at / 1000,
         "used_at": route.used_at / 1000,
     }
+
+
+class DeliveryOperations:
+    """What this instance delivers by itself; other instances have sessions and queues of their own."""
+
+    def __init__(self, sessions: LiveSessions, outbound: OutboundQueue, relay: EndpointRelay) -> None:
+        self._sessions = sessions
+        self._outbound = outbound
+        self._relay = relay
+
+    @operation(
+        "live-sessions",
+        Right.READ,
+        "Wallets that get their mail pushed by this instance, the newest sessions first",
+        obj(
+            sessions=many(
+                obj(
+                    tenant=TEXT,
+                    connection=COUNT,
+                    label=TEXT,
+                    since=TIME,
+                    mode=about(TEXT, "live, or implicit: bare envelopes (RFC 0212)."),
+                    pushed=about(COUNT, "Messages since then."),
+                    client=TEXT,
+                )
+            ),
+            total=COUNT,
+        ),
+        fields={
+            "tenant": about(TEXT, "Of this tenant alone."),
+            "skip": whole("Leave out the first.", 0, MAX_SESSIONS, default=0),
+            "limit": limit(MAX_LISTED),
+        },
+        path="/didcomm/sessions",
+    )
+    async def _list(self, request: OperationRequest) -> Answer:
+        skip, limit = read_number(request, "skip", 0, MAX_SESSIONS), read_number(request, "limit", 1, MAX_LISTED)
+        found, total = self._sessions.list(read_text(request, "tenant"), skip, limit)
+        shown = [
+            {
+                "tenant": each.connection.tenant,
+                "connection": each.connection.no,
+                "label": each.connection.label,
+                "since": each.since / 1000,
+                "mode": "live" if each.live else "implicit",
+                "pushed": each.pushed,
+                "client": each.client,
+            }
+            for each in found
+        ]
+        return {"sessions": shown, "total": total}
+
+    @operation(
+        "didcomm-outbound",
+        Right.READ,
+        "Envelopes that this instance is sending to endpoints of peers",
+        obj(
+            messages=COUNT,
+            bytes=COUNT,
+            max_messages=COUNT,
+            max_bytes=COUNT,
+            relayed=about(COUNT, "Connections with an endpoint of their own whose mail is being sent there."),
+            max_relayed=COUNT,
+            servers=many(obj(server=TEXT, messages=COUNT)),
+        ),
+        fields={"limit": limit(MAX_MESSAGES)},
+        path="/didcomm/outbound",
+    )
+    async def _show(self, request: OperationRequest) -> Answer:
+        messages, size = self._outbound.usage
+        servers = self._outbound.servers[: read_number(request, "limit", 1, MAX_MESSAGES)]
+        return {
+            "messages": messages,
+            "bytes": size,
+            "max_messages": MAX_MESSAGES,
+            "max_bytes": MAX_BYTES,
+            "relayed": self._relay.workers,
+            "max_relayed": MAX_WORKERS,
+            "servers": [{"server": server, "messages": count} for server, count in servers],
+        }

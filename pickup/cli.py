@@ -1,0 +1,399 @@
+"""The operator's commands for the DIDComm door: invitations, keys, identities, connections, access lists, and `try`."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mediator.cli import output
+from mediator.cli.options import Address, CommandError, CommandGroup, CommandOptions, TenantOptions, span, timed
+from mediator.operate.units import format_bytes, format_time
+from pickup.rules.records import Verdict
+
+PAGE = 500
+"""Connections in one request; a reply of the control socket is at most 1 MiB."""
+
+app = CommandGroup()
+connections_app = CommandGroup(help="List, show and remove DIDComm connections.", no_args_is_help=True)
+invitations_app = CommandGroup(help="List and remove invitations of wallets.", no_args_is_help=True)
+keys_app = CommandGroup(
+    help="Attach DIDComm keys to mailboxes, so that NATS clients get their mail.", no_args_is_help=True
+)
+identity_app = CommandGroup(help="The mediator's own DIDComm identity.", no_args_is_help=True)
+didcomm_app = CommandGroup(help="Who may use the DIDComm door, and who does.", no_args_is_help=True)
+
+Number = Annotated[int, typer.Argument(metavar="NUMBER", help="The connection's number.", min=0)]
+
+
+@connections_app.command("list", epilog="Example: mediator connections list --limit 20")
+def list_connections(
+    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 100,
+    after: Annotated[int, typer.Option(min=0, help="Only numbers above this one.")] = 0,
+    *,
+    options: TenantOptions,
+) -> None:
+    """List connections in order of their numbers."""
+    found: list[dict[str, Any]] = []
+    more, total = True, 0
+    while more and len(found) < limit:
+        size = min(PAGE, limit - len(found))
+        answer = options.ask("connections-list", after=after, limit=size)
+        found += answer["connections"]
+        more, total = answer["more"], answer["total"]
+        after = found[-1]["connection"] if found else after
+    fields = {"connections": found, "more": more, "total": total}
+    columns = ("no#", "label", "didcomm", "created", "last seen", "keys#", "messages#", "size#", "delivery")
+    options.print_rows(fields, columns, [_connection(row) for row in found], "no connections")
+    if more and not options.as_json:
+        output.print_hint(f"There are {total} in all; --after {after} shows the next.")
+
+
+def _connection(row: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        str(row["connection"]),
+        row["label"],
+        row["didcomm"],
+        format_time(row["created_at"]),
+        format_time(row["seen_at"]),
+        str(row["keys"]),
+        str(row["messages"]),
+        format_bytes(row["bytes"]),
+        _delivery(row),
+    )
+
+
+def _delivery(row: dict[str, Any]) -> str:
+    if row["mail_address"] is None:
+        return "no mediation"
+    if row["live"]:
+        return "live"
+    return "relayed" if row["relayed"] else "picked up"
+
+
+@connections_app.command("show", epilog="Example: mediator connections show 17")
+def show_connection(number: Number, options: TenantOptions) -> None:
+    """Show a connection: who it is, its mailbox, and its keys."""
+    view = options.ask("connections-show", connection=number)
+    if options.as_json:
+        output.print_json(view)
+        return
+    for name, value in _facts(view):
+        output.print_line(f"{name:<14}{value}")
+    if view["routes"]:
+        output.print_table(("key", "registered", "last used"), map(held, view["routes"]))
+        if view["keys"] > len(view["routes"]):
+            output.print_hint(f"{view['keys']} keys, the first {len(view['routes'])} are shown.")
+
+
+def _facts(view: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "connection", str(view["connection"])
+    yield "label", view["label"]
+    yield "didcomm", view["didcomm"]
+    yield "their DID", view["their_did"]
+    for caller in view["callers"]:
+        yield "seals with", caller
+    yield "created", format_time(view["created_at"])
+    yield "last seen", format_time(view["seen_at"])
+    if view["transport"]:
+        yield "last used", " ".join(filter(None, (view["transport"], view["pickup"] and f"pickup {view['pickup']}")))
+    if view["client"]:
+        yield "client", view["client"]
+    if view["invitation"] is not None:
+        yield "invitation", view["invitation"]
+    yield "delivery", _delivery(view)
+    if view["endpoint"] is not None:
+        yield "endpoint", view["endpoint"]
+    if view["push"] is not None:
+        yield "push", view["push"]
+    if view["mail_address"] is not None:
+        yield "mailbox", view["mail_address"]
+        yield "waiting", f"{view['messages']}, {format_bytes(view['bytes'])}"
+        for name in ("queued", "delivered", "acknowledged"):
+            yield name, f"{view[name]}, {format_bytes(view[f'{name}_bytes'])}"
+
+
+def held(row: dict[str, Any]) -> tuple[str, ...]:
+    """Return the columns of a key: itself, when it was registered, when mail last came for it."""
+    return row["key"], format_time(row["created_at"]), format_time(row["used_at"])
+
+
+@connections_app.command("remove", epilog="Example: mediator connections remove 17")
+def remove_connection(
+    number: Number,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    *,
+    options: TenantOptions,
+) -> None:
+    """End a connection: its keys are free, its mailbox and all mail in it are gone."""
+    if not yes:
+        typer.confirm(f"End connection {number} with its mailbox and all mail in it?", abort=True, err=True)
+    answer = options.ask("connections-remove", connection=number)
+    options.print(answer, f"removed connection {answer['connection']}")
+
+
+Key = Annotated[str, typer.Argument(metavar="KEY", help="A key (base58 or did:key) or a DID.")]
+
+
+@app.command(epilog="Example: mediator invite --label 'Our mediator' --ttl 7d --png invitation.png")
+def invite(
+    label: Annotated[str | None, typer.Option(help="What wallets show.", show_default="as the settings say")] = None,
+    ttl: Annotated[int | None, timed(span, "Open for this time.", show_default="for ever")] = None,
+    uses: Annotated[
+        int | None, typer.Option(min=1, help="How many may connect by it.", show_default="as many as like")
+    ] = None,
+    v2: Annotated[
+        bool, typer.Option("--v2/--v1", help="For wallets that speak DIDComm v2; without it for v1 (Aries).")
+    ] = False,
+    png: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the QR code into this image file.")] = None,
+    *,
+    options: TenantOptions,
+) -> None:
+    """Make an invitation by which wallets connect; prints its links and a QR code.
+
+    In a browser the short link is a page. The long one holds the whole invitation, for wallets that open no short ones.
+    """
+    answer = options.ask("invite", label=label or "", ttl_ms=ttl, uses=uses)
+    version = "v2" if v2 else "v1"
+    url = answer[f"{version}_short_url"]
+    if png is not None:
+        _write_image(png, url)
+    if options.as_json:
+        output.print_json(answer)
+        return
+    output.print_line(f"link     {url}")
+    output.print_line(f"long     {answer[f'{version}_url']}")
+    output.print_line(f"expires  {output.moment(answer['expire_at'], 'never')}")
+    if png is None:
+        _print_code(url)
+    else:
+        output.print_line(f"image    {png}")
+
+
+def _print_code(url: str) -> None:
+    from pickup import qr
+
+    try:
+        typer.echo(qr.terminal(url))
+    except ValueError:
+        output.print_hint("The link is too long for a QR code in a terminal; --png FILE writes an image.")
+
+
+def _write_image(path: Path, url: str) -> None:
+    from pickup import qr
+
+    try:
+        path.write_bytes(qr.png(url))
+    except ValueError:
+        raise CommandError("the link is too long for a QR code") from None
+    except OSError as error:
+        raise CommandError(f"{path}: {error.strerror or error}") from None
+
+
+@invitations_app.command("list", epilog="Example: mediator invitations list")
+def list_invitations(
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="The newest so many.")] = 100,
+    *,
+    options: TenantOptions,
+) -> None:
+    """List invitations, the newest first."""
+    answer = options.ask("invitations-list", limit=limit)
+    columns = ("id", "label", "created", "expires", "used#", "of#", "open")
+    options.print_rows(answer, columns, [_invitation(row) for row in answer["invitations"]], "no invitations")
+
+
+def _invitation(row: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        row["id"],
+        row["label"],
+        format_time(row["created_at"]),
+        output.moment(row["expire_at"], "never"),
+        str(row["uses"]),
+        "" if row["max_uses"] is None else str(row["max_uses"]),
+        "yes" if row["open"] else "no",
+    )
+
+
+@invitations_app.command("remove", epilog="Example: mediator invitations remove 0b4ea5b7-7a4a-4c3c-9d0c-5f2f6e8e1a11")
+def remove_invitation(
+    id: Annotated[str, typer.Argument(metavar="ID", help="The invitation's id.")],
+    options: TenantOptions,
+) -> None:
+    """Remove an invitation; connections made by it stay."""
+    answer = options.ask("invitations-remove", id=id)
+    options.print(answer, f"removed {answer['id']}")
+
+
+@keys_app.command(
+    epilog="Example: mediator keys attach did:key:z6MkhaXgBZDvotDkL5257faiztiGiC2QtKLGpbnnEGta2doK agent.inbox"
+)
+def attach(key: Key, address: Address, options: TenantOptions) -> None:
+    """Let what is forwarded to a key go to a mailbox with retention until_ack, where NATS clients FETCH it."""
+    answer = options.ask("key-attach", key=key, mail_address=address)
+    options.print(answer, f"attached {answer['key']} to {answer['mail_address']}")
+
+
+@keys_app.command(epilog="Example: mediator keys detach did:key:z6MkhaXgBZDvotDkL5257faiztiGiC2QtKLGpbnnEGta2doK")
+def detach(key: Key, options: TenantOptions) -> None:
+    """Let an attached key lead nowhere; mail that came for it stays in the mailbox."""
+    answer = options.ask("key-detach", key=key)
+    options.print(answer, f"detached {answer['key']}")
+
+
+@keys_app.command("list", epilog="Example: mediator keys list")
+def list_keys(
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many.")] = 1000,
+    *,
+    options: TenantOptions,
+) -> None:
+    """List the keys that operators attached to mailboxes."""
+    answer = options.ask("key-list", limit=limit)
+    rows = [(row["mail_address"], *held(row)) for row in answer["keys"]]
+    options.print_rows(answer, ("address", "key", "attached", "last used"), rows, "no attached keys")
+
+
+@identity_app.command(epilog="Example: mediator identity rotate")
+def rotate(options: TenantOptions) -> None:
+    """Make new keys and DIDs for the mediator; existing connections keep their current keys."""
+    answer = options.ask("identity-rotate")
+    options.print(answer, f"key  {answer['key']}\nDID  {answer['did']}")
+
+
+Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME", help="A DID, a key (base58 or did:key), an IP address, or a network as 192.0.2.0/24."
+    ),
+]
+Note = Annotated[str, typer.Option(metavar="TEXT", help="Why, for other operators.")]
+
+_HELP = {
+    Verdict.ALLOW: "Grant mediation to DIDs and keys by any policy, and exempt networks from deny lists and rates.",
+    Verdict.DENY: "Refuse DIDs and keys as senders and recipients, and all requests from networks.",
+}
+
+
+def _add_commands(verdict: Verdict) -> None:
+    group = CommandGroup(help=_HELP[verdict], no_args_is_help=True)
+
+    @group.command(epilog=f"Example: mediator didcomm {verdict} add 192.0.2.0/24 --note 'see ticket 17'")
+    def add(name: Name, note: Note = "", *, options: CommandOptions) -> None:
+        """Put a name on the list, and take it off the other. It holds at once, on all instances."""
+        answer = options.ask("access-add", list=verdict.value, name=name, note=note)
+        options.print(answer, f"{verdict}: {answer['name']}")
+
+    @group.command(epilog=f"Example: mediator didcomm {verdict} remove 192.0.2.0/24")
+    def remove(name: Name, options: CommandOptions) -> None:
+        """Take a name off the list. It holds at once, on all instances."""
+        answer = options.ask("access-remove", list=verdict.value, name=name)
+        options.print(answer, f"no longer on the {verdict} list: {answer['name']}")
+
+    @group.command("list", epilog=f"Example: mediator didcomm {verdict} list")
+    def show(options: CommandOptions) -> None:
+        """Show the list, the oldest name first."""
+        answer = options.ask("access-list", list=verdict.value)
+        rows = [(row["name"], format_time(row["created_at"]), row["note"]) for row in answer["names"]]
+        options.print_rows(answer, ("name", "since", "note"), rows, f"nothing on the {verdict} list")
+
+    didcomm_app.add_typer(group, name=verdict.value)
+
+
+@didcomm_app.command(epilog="Example: mediator didcomm stats")
+def stats(options: TenantOptions) -> None:
+    """Count connections by kind, age and queue, and messages by the hour."""
+    answer = options.ask("didcomm-stats")
+    if options.as_json:
+        output.print_json(answer)
+        return
+    output.print_line(f"{'connections':<13}{answer['connections']}, {answer['live']} of them live here")
+    output.print_line(f"{'waiting':<13}{answer['messages']}, {format_bytes(answer['bytes'])}")
+    for name, title in _COUNTERS.items():
+        counts = ", ".join(f"{key}: {count}" for key, count in answer[name].items())
+        output.print_line(f"{title:<13}{counts or '-'}")
+    if answer["hours"]:
+        columns = ("hour", "queued#", "delivered#", "acknowledged#", "queued size#")
+        output.print_table(columns, [_hour(row) for row in answer["hours"]])
+
+
+_COUNTERS = {
+    "didcomm": "DIDComm",
+    "pickup": "pickup",
+    "transport": "transport",
+    "created": "created",
+    "seen": "last seen",
+    "queues": "queues",
+}
+
+
+def _hour(row: dict[str, Any]) -> tuple[str, ...]:
+    counts = (str(row[name]) for name in ("queued", "delivered", "acknowledged"))
+    return (format_time(row["began_at"]), *counts, format_bytes(row["queued_bytes"]))
+
+
+for _verdict in Verdict:
+    _add_commands(_verdict)
+
+
+WIDTH = 13
+
+
+@app.command("try", epilog="Example: mediator try 'https://mediator.example/didcomm?oob=eyJAdHlwZSI6…'")
+def attempt(
+    invitation: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="INVITATION",
+            help="Link of an invitation, v1 or v2, long or short, or a mediator's DID. Without it, the service of this "
+            "machine is asked for one.",
+        ),
+    ] = None,
+    v2: Annotated[bool, typer.Option("--v2/--v1", help="Use an invitation for DIDComm v2, or for v1 (Aries).")] = False,
+    *,
+    options: CommandOptions,
+) -> None:
+    """Try a mediator as a wallet would: connect, get mediation, register a key, send oneself a message and pick it up.
+
+    The keys are made for this and forgotten; the mediator keeps the connection, without keys or mail.
+    """
+    if invitation is None:
+        made = options.ask("invite", tenant="default", label="", ttl_ms=None, uses=1)
+        invitation = str(made["v2_url" if v2 else "v1_url"])
+    from pickup.client import ClientError
+    from pickup.client.trial import attempt as try_out
+
+    steps = _Steps(quiet=options.as_json)
+    try:
+        asyncio.run(try_out(invitation, steps.done))
+    except ClientError as error:
+        raise CommandError(str(error), steps=steps.taken) from error
+    if options.as_json:
+        output.print_json({"steps": steps.taken})
+
+
+class _Steps:
+    """Says what was done, and how long it took; ``quiet`` only keeps it."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._last = time.perf_counter()
+        self.taken: list[dict[str, Any]] = []
+
+    def done(self, step: str, what: str) -> None:
+        now = time.perf_counter()
+        milliseconds = (now - self._last) * 1000
+        if not self._quiet:
+            output.print_line(f"{step:<{WIDTH}} {what}  ({milliseconds:.0f} ms)")
+        self._last = now
+        self.taken.append({"step": step, "what": what, "ms": round(milliseconds, 3)})
+
+
+for _name, _group in (
+    ("invitations", invitations_app),
+    ("connections", connections_app),
+    ("keys", keys_app),
+    ("identity", identity_app),
+    ("didcomm", didcomm_app),
+):
+    app.add_typer(_group, name=_name)

@@ -1,1 +1,0 @@
-"""The console's pages of the DIDComm door."""
