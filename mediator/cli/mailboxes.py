@@ -1,6 +1,6 @@
 """The commands for mailboxes: create is a NATS client; list, show, set and delete use the control socket."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -19,10 +19,18 @@ from mediator.cli.options import (
     timed,
 )
 from mediator.mailboxes.mailbox import Retention
+from mediator.operate.records import GroupView, LaneView, MailboxSummary
 from mediator.operate.units import format_bytes, format_count, format_duration
 
 PAGE = 500
 """Mailboxes per request; a reply of the control socket has at most 1 MiB."""
+
+MAILBOX_COLUMNS = MailboxSummary.columns(
+    "mail_address", "tenant", "number", "messages", "bytes", "newest_at", "expire_at", "retention"
+)
+GROUP_COLUMNS = GroupView.columns(
+    "name", "waiting", "open", "leased", "delayed", "due", "dead", "next_lease_end", "settled"
+)
 
 app = CommandGroup(help="Create, list, show, set and delete mailboxes.", no_args_is_help=True)
 
@@ -97,23 +105,9 @@ def list_(
         more = answer["more"]
         if found:
             after_tenant, after = found[-1]["tenant"], found[-1]["mail_address"]
-    columns = ("address", "tenant", "number#", "messages#", "size#", "newest", "expires", "retention")
-    options.print_rows({"mailboxes": found, "more": more}, columns, [_listed(row) for row in found], "no mailboxes")
+    options.print_records({"mailboxes": found, "more": more}, "mailboxes", MAILBOX_COLUMNS, "no mailboxes")
     if more and not options.as_json:
         output.print_hint(f"There are more; --limit is {limit}.")
-
-
-def _listed(row: dict[str, Any]) -> tuple[str, ...]:
-    return (
-        row["mail_address"],
-        row["tenant"],
-        str(row["number"]),
-        str(row["messages"]),
-        format_bytes(row["bytes"]),
-        output.moment(row["newest_at"]),
-        output.moment(row["expire_at"], "never"),
-        row["retention"],
-    )
 
 
 @app.command("show", epilog="Example: mediator mailbox show agent.inbox")
@@ -125,18 +119,20 @@ def show_(address: Address, options: TenantOptions) -> None:
         return
     for name, value in _facts(view):
         output.print_line(f"{name:<12}{value}")
-    whole = view["counted"] >= view["messages"]
-    lanes = [
-        (lane["lane"], str(lane["messages"]), str(lane["oldest_id"]), output.moment(lane["oldest_at"]))
-        for lane in view["lanes"]
-        if lane["messages"]
-    ]
+    lanes = [lane for lane in view["lanes"] if lane["messages"]]
     if lanes:
-        counted = "messages#" if whole else f"of the oldest {view['counted']}#"
-        output.print_table(("lane", counted, "oldest id#", "since"), lanes)
+        counted = "messages" if view["counted"] >= view["messages"] else f"of the oldest {view['counted']}"
+        columns = LaneView.columns("lane", "messages", "oldest_id", "oldest_at", messages=counted)
+        output.print_records(columns, lanes)
     if view["groups"]:
-        counts = ("waiting#", "unacknowledged#", "leased#", "delayed#", "due again#", "dead#")
-        output.print_table(("group", *counts, "lease ends", "position"), map(_group, view["groups"]))
+        output.print_records(
+            GROUP_COLUMNS,
+            view["groups"],
+            waiting=lambda group: _at_most(group, "waiting"),
+            open=lambda group: _at_most(group, "open"),
+            dead=lambda group: str(group["dead"]) + ("+" if group["dead_more"] else ""),
+            settled=lambda group: " ".join(f"{lane}:{settled}" for lane, settled in group["settled"].items()),
+        )
         if view["group_count"] > len(view["groups"]):
             output.print_hint(f"{view['group_count']} groups, the first {len(view['groups'])} are shown.")
 
@@ -171,18 +167,8 @@ def _facts(view: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "delayed", f"{delayed['messages']}, {format_bytes(delayed['bytes'])}{due}"
 
 
-def _group(row: dict[str, Any]) -> tuple[str, ...]:
-    return (
-        row["name"],
-        ("" if row["exact"] else "≤ ") + str(row["waiting"]),
-        ("" if row["exact"] else "≤ ") + str(row["open"]),
-        str(row["leased"]),
-        str(row["delayed"]),
-        str(row["due"]),
-        str(row["dead"]) + ("+" if row["dead_more"] else ""),
-        output.moment(row["next_lease_end"]),
-        " ".join(f"{lane}:{settled}" for lane, settled in row["settled"].items()),
-    )
+def _at_most(group: Mapping[str, Any], name: str) -> str:
+    return ("" if group["exact"] else "≤ ") + str(group[name])
 
 
 @app.command("set", epilog="Example: mediator mailbox set agent.inbox --ack-wait 30s")

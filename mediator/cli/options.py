@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from mediator.cli.output import print_json, print_line, print_table
+from mediator.cli.output import print_json, print_line, print_records, print_table
 from mediator.mailboxes.address import parse_address
+from mediator.operate.records import Column
 from mediator.operate.units import parse_duration, parse_seconds, parse_time
 
 if TYPE_CHECKING:
@@ -193,6 +194,20 @@ class OutputOptions:
             self.print(fields, nothing)
         else:
             print_table(columns, rows)
+
+    def print_records(
+        self,
+        fields: Mapping[str, Any],
+        name: str,
+        columns: Sequence[Column],
+        nothing: str,
+        **cells: Callable[[Mapping[str, Any]], str],
+    ) -> None:
+        """Print a result as one JSON object, or the records in its list ``name`` as a table."""
+        if self.as_json or not fields[name]:
+            self.print(fields, nothing)
+        else:
+            print_records(columns, fields[name], **cells)
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,13 @@ import codecs
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from mediator.operate.units import format_count, format_time
+from mediator.operate.records import Column, Kind
+from mediator.operate.units import format_bytes, format_count, format_time
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -65,6 +66,34 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     for row in rows:
         shown.add_row(*(Text(escape(cell)) for cell in row))
     console().print(shown)
+
+
+def cell(row: Mapping[str, Any], column: Column) -> str:
+    """Return what a row of a table shows of a record's JSON."""
+    value = row[column.field]
+    if value is None:
+        return column.absent
+    match column.kind:
+        case Kind.SIZE:
+            return format_bytes(value)
+        case Kind.TIME:
+            return format_time(value)
+    return str(value)
+
+
+def print_records(
+    columns: Sequence[Column],
+    rows: Iterable[Mapping[str, Any]],
+    **cells: Callable[[Mapping[str, Any]], str],
+) -> None:
+    """Print the JSON of records as a table; ``cells`` returns what is shown of the fields of these names."""
+    print_table(
+        [column.heading for column in columns],
+        (
+            [cells[column.field](row) if column.field in cells else cell(row, column) for column in columns]
+            for row in rows
+        ),
+    )
 
 
 def print_line(text: str) -> None:

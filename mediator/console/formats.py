@@ -1,11 +1,13 @@
 """How pages show numbers, sizes, times and rates: the filters of the templates."""
 
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from markupsafe import Markup
 
+from mediator.operate.records import Column, Kind
 from mediator.operate.units import format_bytes, format_count, format_duration, format_time
 
 NONE = "–"
@@ -56,6 +58,27 @@ def size(count: int | None) -> str:
     return NONE if count is None else format_bytes(count)
 
 
+def cell(row: Mapping[str, Any], column: Column) -> Markup | str:
+    """Show the field of a record that is in a column."""
+    value = row[column.field]
+    match column.kind:
+        case Kind.NUMBER:
+            return number(value)
+        case Kind.SIZE:
+            return size(value)
+        case Kind.RATE:
+            return rate(value)
+        case Kind.TIME:
+            return when(value)
+    return NONE if value is None else str(value)
+
+
+def heading(column: Column) -> str:
+    """Return the heading of a column, as the macro ``table`` takes it."""
+    title = column.title[:1].upper() + column.title[1:]
+    return f"#{title}" if column.is_number else title
+
+
 def prose(text: str) -> Markup:
     """Write a text of ours, in which words between backticks are code."""
     pieces = [
@@ -87,6 +110,8 @@ FILTERS = {
     "span": span,
     "size": size,
     "hidden": hidden,
+    "cell": cell,
+    "heading": heading,
     "prose": prose,
     "things": format_count,
 }

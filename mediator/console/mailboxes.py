@@ -11,9 +11,11 @@ from mediator.console.console import HOME, Console
 from mediator.console.pages import Page, Shown, Visit
 from mediator.console.streams import COMMENT, WRITE_SECONDS, event
 from mediator.errors import MediatorError
+from mediator.mailboxes.mailbox import Kind, Retention
 from mediator.operate.activity import LANE_WORDS
 from mediator.operate.mailbox_operations import LOOKED_AT, ORDERS, find_address
 from mediator.operate.operations import read_numbered
+from mediator.operate.records import RankedMailbox
 
 PER_PAGE: Final = 50
 DEAD_SHOWN: Final = 100
@@ -21,6 +23,10 @@ SHOWN_BYTES: Final = 256 * 1024
 """Bytes of a payload that its page shows."""
 FOLLOW_SECONDS: Final = 1.0
 """At least so long between two events of a page that follows a mailbox, however busy that is."""
+_COLUMNS: Final = RankedMailbox.columns(
+    "messages", "bytes", "oldest_at", "newest_at", "rate", "tenant", "kind", "expire_at"
+)
+_KINDS: Final = {Kind.MEDIATION: "wallet", Kind.LATEST: "latest"}
 _ONE: Final = "/mailboxes/{tenant}/{mail_address}"
 
 
@@ -47,7 +53,10 @@ class MailboxPages:
         skip = visit.number("skip", 0, 0, LOOKED_AT)
         asked = {"tenant": visit.text("tenant"), "prefix": visit.text("prefix"), "order": order}
         found = await visit.run("mailbox-rank", **asked, skip=skip, limit=PER_PAGE)
-        return {"asked": asked, "found": found, "skip": skip, "per_page": PER_PAGE, "orders": ORDERS}
+        for each in found["mailboxes"]:
+            each["kind"] = _KINDS.get(each["kind"], "queue" if each["retention"] == Retention.UNTIL_ACK else "log")
+        shown = {"asked": asked, "found": found, "columns": _COLUMNS, "skip": skip}
+        return {**shown, "per_page": PER_PAGE, "orders": ORDERS}
 
     async def _show(self, visit: Visit) -> Shown:
         place = _place(visit)

@@ -1,7 +1,7 @@
 """The state of one mailbox for operators, and why it is stuck, in sentences an operator can act on."""
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 
 from mediator.mailboxes.address import RESERVED
@@ -14,6 +14,7 @@ from mediator.mailboxes.mailbox import Kind, Mailbox, Retention
 from mediator.mailboxes.message import Handle
 from mediator.mailboxes.ports import Usage
 from mediator.mailboxes.sending import NO_HOOKS, KindHooks
+from mediator.operate.records import DelayedMessages, GroupView, LaneView, MailboxSummary, MailboxView, OldestMessage
 from mediator.operate.units import format_bytes, format_count, format_duration, format_time
 from mediator.store.base import Transaction
 
@@ -30,81 +31,42 @@ NEARLY = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class LaneView:
-    """One lane among the oldest messages. Times are milliseconds since the epoch."""
+class Inspection:
+    """What was found in a mailbox. Times are milliseconds since the epoch."""
 
-    lane: Lane
-    messages: int
-    oldest_id: int | None
-    oldest_at: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class GroupView:
-    """One consumer group: how many messages are in which state for it."""
-
-    name: str
-    settled: tuple[int, ...]
-    waiting: int
-    """Never delivered to it."""
-    waiting_since: int | None
-    open: int
-    """Delivered without a lease and not acknowledged: each FETCH returns them again."""
-    exact: bool
-    """Whether ``waiting`` and ``open`` are exact; otherwise they are upper bounds."""
-    leased: int
-    """In the hands of workers now."""
-    delayed: int
-    """Given back with a delay that is not over."""
-    due: int
-    """Leased once, and to be delivered again."""
-    dead: int
-    dead_more: bool
-    next_lease_end: int | None
-    next_delay_end: int | None
-    max_deliver: int | None
-
-    @property
-    def idle(self) -> bool:
-        """Whether it has nothing to do."""
-        return not (self.waiting or self.open or self.leased or self.delayed or self.due or self.dead)
-
-
-@dataclass(frozen=True, slots=True)
-class MailboxView:
-    """One mailbox. Times are milliseconds since the epoch."""
-
+    view: MailboxView
     mailbox: Mailbox
-    send_address: str
-    """Its send-only address (A10), empty for one that takes no SEND."""
-    oldest: Handle | None
-    counted: int
-    """How many of the oldest messages ``lanes`` counts."""
-    lanes: tuple[LaneView, ...]
     expired: int
-    """Expired messages among them that wait for the clean-up."""
+    """Expired messages among the oldest that wait for the clean-up."""
     ending: int
     """Messages among the oldest few that have an expiry time."""
     first_end: int | None
-    delayed: Usage
-    next_due: int | None
-    """None also when too much is delayed to look at."""
-    group_count: int
-    groups: tuple[GroupView, ...]
     tenant: Usage | None
     """The tenant's usage, if it has a quota."""
-    connection_no: int | None
-    """The DIDComm connection that the mailbox was granted to."""
+
+
+def summarize(mailbox: Mailbox) -> MailboxSummary:
+    """Return what lists show of a mailbox."""
+    return MailboxSummary(
+        mail_address=mailbox.address,
+        tenant=mailbox.tenant,
+        number=mailbox.no,
+        messages=mailbox.messages,
+        bytes=mailbox.bytes,
+        newest_at=mailbox.last_at or None,
+        expire_at=mailbox.expire_at,
+        retention=mailbox.retention.value,
+    )
 
 
 def inspect_mailbox(
     tx: Transaction,
     tenant: str,
     address: str,
-    tenant_quota: Quota,
+    bounds: Bounds,
     now: int,
     hooks: Mapping[Kind, KindHooks] = NO_HOOKS,
-) -> MailboxView:
+) -> Inspection:
     """Look at a mailbox; :class:`NoSuchMailboxError` if it does not exist. Reads a bounded number of rows."""
     mailbox = get_live_mailbox(tx, tenant, address, now)
     first = tx.messages.first(mailbox, WINDOW)
@@ -120,21 +82,32 @@ def inspect_mailbox(
     ends = _ends(tx, mailbox, oldest, now)
     delayed = tx.delays.usage(mailbox, now)
     groups = tx.groups.of(mailbox, GROUPS)
-    return MailboxView(
-        mailbox=mailbox,
+    view = MailboxView(
+        **asdict(summarize(mailbox)),
         send_address="" if mailbox.address in RESERVED else tx.mailboxes.send_only(mailbox),
-        oldest=oldest[0] if oldest else None,
+        created_at=mailbox.created_at,
+        desc=mailbox.desc,
+        tags=mailbox.tags,
+        public=mailbox.public,
+        archive=mailbox.archive,
+        ack_wait_ms=mailbox.ack_wait,
+        default_ack_wait_ms=bounds.default_ack_wait,
+        connection=hooks[mailbox.kind].find_holder(tx, mailbox) if mailbox.kind in hooks else None,
+        next_id=mailbox.next_id,
+        oldest=OldestMessage(oldest[0].msg_id, oldest[0].created_at) if oldest else None,
         counted=len(first),
-        lanes=tuple(_lane(lane, oldest) for lane in LANES),
+        lanes=[_lane(lane, oldest) for lane in LANES],
+        delayed=DelayedMessages(delayed.messages, delayed.bytes, _next_due(tx, mailbox, delayed)),
+        group_count=tx.groups.count(mailbox),
+        groups=[_group_view(tx, mailbox, group, window, now) for group in groups],
+    )
+    return Inspection(
+        view,
+        mailbox,
         expired=len(first) - len(oldest),
         ending=len(ends),
         first_end=min(ends, default=None),
-        delayed=delayed,
-        next_due=_next_due(tx, mailbox, delayed),
-        group_count=tx.groups.count(mailbox),
-        groups=tuple(_group_view(tx, mailbox, group, window, now) for group in groups),
-        tenant=tx.mailboxes.usage(tenant, now) if tenant_quota.messages or tenant_quota.bytes else None,
-        connection_no=hooks[mailbox.kind].find_holder(tx, mailbox) if mailbox.kind in hooks else None,
+        tenant=tx.mailboxes.usage(tenant, now) if bounds.tenant.messages or bounds.tenant.bytes else None,
     )
 
 
@@ -148,7 +121,9 @@ class _Window:
 
 def _lane(lane: Lane, oldest: Iterable[Handle]) -> LaneView:
     mine = [handle for handle in oldest if handle.lane is lane]
-    return LaneView(lane, len(mine), mine[0].msg_id if mine else None, mine[0].created_at if mine else None)
+    return LaneView(
+        lane.name.lower(), len(mine), mine[0].msg_id if mine else None, mine[0].created_at if mine else None
+    )
 
 
 def _ends(tx: Transaction, mailbox: Mailbox, oldest: Sequence[Handle], now: int) -> list[int]:
@@ -183,9 +158,8 @@ def _group_view(tx: Transaction, mailbox: Mailbox, group: Group, window: _Window
         unacknowledged = min(mailbox.messages, sum(group.delivered) - sum(group.settled))
     return GroupView(
         name=group.name,
-        settled=tuple(group.settled),
+        settled={lane.name.lower(): group.settled[lane] for lane in LANES},
         waiting=behind,
-        waiting_since=min((h.created_at for h in waiting), default=None),
         open=unacknowledged + unleased,
         exact=exact,
         leased=leased,
@@ -196,6 +170,7 @@ def _group_view(tx: Transaction, mailbox: Mailbox, group: Group, window: _Window
         next_lease_end=tx.leases.next_end(group, now, delayed=[False]) if leased else None,
         next_delay_end=tx.leases.next_end(group, now, delayed=[True]) if delayed else None,
         max_deliver=group.max_deliver,
+        waiting_since=min((h.created_at for h in waiting), default=None),
     )
 
 
@@ -220,49 +195,49 @@ DoctorCheck = Callable[[], Awaitable[Sequence[Finding]]]
 """Looks at one part of the service."""
 
 
-def diagnose(view: MailboxView, named: str, bounds: Bounds, now: int) -> list[Finding]:
+def diagnose(found: Inspection, named: str, bounds: Bounds, now: int) -> list[Finding]:
     """Return why messages stay in a mailbox, the worst first.
 
     ``named``: its address as the reader may see it. ``now``: ms since the epoch.
     """
-    findings = [*_mailbox(view, now), *_full(view, bounds), *_wallet(view, now), *_groups(view, named, now)]
+    findings = [*_mailbox(found, now), *_full(found, bounds), *_wallet(found.view, now), *_groups(found, named, now)]
     if not any(finding.level is Level.PROBLEM for finding in findings):
         findings.append(Finding(Level.OK, "Nothing is stuck."))
     order = list(Level)
     return sorted(findings, key=lambda finding: -order.index(finding.level))
 
 
-def _mailbox(view: MailboxView, now: int) -> Iterator[Finding]:
-    mailbox = view.mailbox
-    if mailbox.messages == view.expired:
+def _mailbox(found: Inspection, now: int) -> Iterator[Finding]:
+    mailbox, delayed = found.mailbox, found.view.delayed
+    if mailbox.messages == found.expired:
         came = f", the last one came {_when(mailbox.last_at, now)}" if mailbox.next_id else ", none ever came"
         yield Finding(Level.NOTE, f"The mailbox holds no message that can be read{came}.")
-    if view.delayed.messages:
-        due = f" The next is due {_when(view.next_due, now)}." if view.next_due is not None else ""
-        yield Finding(Level.NOTE, f"Delayed, and out of sight until due: {_messages(view.delayed.messages)}.{due}")
+    if delayed.messages:
+        due = f" The next is due {_when(delayed.next_due_at, now)}." if delayed.next_due_at is not None else ""
+        yield Finding(Level.NOTE, f"Delayed, and out of sight until due: {_messages(delayed.messages)}.{due}")
     if mailbox.expire_at is not None and mailbox.expire_at - now < DAY:
         yield Finding(
             Level.NOTE,
             f"The mailbox expires {_when(mailbox.expire_at, now)}, with everything in it.",
             "The TTL of a mailbox is fixed at creation; fetch what matters before.",
         )
-    if view.first_end is not None:
+    if found.first_end is not None:
         yield Finding(
             Level.NOTE,
-            f"Among the oldest, {_messages(view.ending)} with an end of their own; the first goes "
-            f"{_when(view.first_end, now)}.",
+            f"Among the oldest, {_messages(found.ending)} with an end of their own; the first goes "
+            f"{_when(found.first_end, now)}.",
             "After that it is not delivered any more, acknowledged or not.",
         )
-    if view.expired:
-        yield Finding(Level.NOTE, f"Expired: {_messages(view.expired)}; the clean-up frees the space.")
+    if found.expired:
+        yield Finding(Level.NOTE, f"Expired: {_messages(found.expired)}; the clean-up frees the space.")
 
 
-def _full(view: MailboxView, bounds: Bounds) -> Iterator[Finding]:
-    mailbox, delayed = view.mailbox, view.delayed
+def _full(found: Inspection, bounds: Bounds) -> Iterator[Finding]:
+    mailbox, view, delayed = found.mailbox, found.view, found.view.delayed
     held = Usage(mailbox.messages + delayed.messages, mailbox.bytes + delayed.bytes)
     yield from _against("The mailbox", held, bounds.mailbox)
-    if view.tenant is not None:
-        yield from _against(f"Tenant {mailbox.tenant}", view.tenant, bounds.tenant)
+    if found.tenant is not None:
+        yield from _against(f"Tenant {mailbox.tenant}", found.tenant, bounds.tenant)
     if view.group_count >= MAX_GROUPS:
         yield Finding(
             Level.PROBLEM,
@@ -288,21 +263,21 @@ def _against(who: str, held: Usage, quota: Quota) -> Iterator[Finding]:
 
 def _wallet(view: MailboxView, now: int) -> Iterator[Finding]:
     """Report which wallet the mail is for, and how long it has waited."""
-    if view.connection_no is None or view.oldest is None:
+    if view.connection is None or view.oldest is None:
         return
     oldest = view.oldest.created_at
     yield Finding(
         Level.PROBLEM if now - oldest > DAY else Level.NOTE,
-        f"It keeps the mail of a wallet, connection {view.connection_no}: the oldest has waited since "
+        f"It keeps the mail of a wallet, connection {view.connection}: the oldest has waited since "
         f"{_when(oldest, now)}.",
-        f"`mediator connections show {view.connection_no}` says when the wallet was last seen, and how its mail is "
+        f"`mediator connections show {view.connection}` says when the wallet was last seen, and how its mail is "
         "delivered. Mail that is not picked up is removed after didcomm.keep_days.",
     )
 
 
-def _groups(view: MailboxView, named: str, now: int) -> Iterator[Finding]:
-    mailbox = view.mailbox
-    there = mailbox.messages - view.expired
+def _groups(found: Inspection, named: str, now: int) -> Iterator[Finding]:
+    mailbox, view = found.mailbox, found.view
+    there = mailbox.messages - found.expired
     if not view.groups:
         # Wallets pick up without a group.
         if there and mailbox.kind is not Kind.MEDIATION:
@@ -319,11 +294,11 @@ def _groups(view: MailboxView, named: str, now: int) -> Iterator[Finding]:
     if view.group_count > len(view.groups):
         yield Finding(Level.NOTE, f"It has {view.group_count} groups; the first {len(view.groups)} were looked at.")
     if there and mailbox.kind is not Kind.MEDIATION and all(group.idle for group in view.groups):
-        yield _left_over(view, named, there)
+        yield _left_over(mailbox, named, there)
 
 
-def _left_over(view: MailboxView, address: str, there: int) -> Finding:
-    if view.mailbox.retention is Retention.KEEP:
+def _left_over(mailbox: Mailbox, address: str, there: int) -> Finding:
+    if mailbox.retention is Retention.KEEP:
         return Finding(
             Level.NOTE,
             f"Every group has read all. What is left ({_messages(there)}) stays, because the retention is keep: an ACK "

@@ -13,21 +13,17 @@ from mediator.mailboxes.address import DEFAULT_TENANT, NUMBERED, finds_address, 
 from mediator.mailboxes.bounds import MAX_ACK_WAIT, MIN_ACK_WAIT
 from mediator.mailboxes.mailbox import Mailbox
 from mediator.mailboxes.ports import MailboxRow
-from mediator.operate.diagnosis import GroupView, MailboxView, diagnose, inspect_mailbox
+from mediator.operate.diagnosis import Inspection, diagnose, inspect_mailbox, summarize
 from mediator.operate.operations import (
     ADDRESS,
     COUNT,
     FINDINGS,
     FLAG,
-    LANE,
     PLACE,
     TEXT,
-    TEXTS,
-    TIME,
     Answer,
     OperationRequest,
     Right,
-    Schema,
     about,
     is_allowed,
     limit,
@@ -39,58 +35,13 @@ from mediator.operate.operations import (
     read_numbered,
     read_text,
     show_secret,
-    table,
     whole,
 )
+from mediator.operate.records import MailboxSummary, MailboxView, RankedMailbox
 from mediator.store.base import Transaction
 
 MAX_LISTED = 1000
 PREFIX = "Addresses that begin so; without the right `read-payload`, more than four characters find a whole address."
-
-_LISTED: dict[str, Schema] = {
-    "mail_address": ADDRESS,
-    "tenant": TEXT,
-    "number": about(COUNT, "`id:` and this number stand for its address in other requests."),
-    "messages": COUNT,
-    "bytes": COUNT,
-    "newest_at": or_null(TIME),
-    "expire_at": or_null(TIME),
-    "retention": TEXT,
-}
-_GROUP = obj(
-    name=TEXT,
-    settled=table({"type": "integer"}),
-    waiting=COUNT,
-    open=COUNT,
-    exact=FLAG,
-    leased=COUNT,
-    delayed=COUNT,
-    due=COUNT,
-    dead=COUNT,
-    dead_more=FLAG,
-    next_lease_end=or_null(TIME),
-    next_delay_end=or_null(TIME),
-    max_deliver=or_null(COUNT),
-)
-_SHOWN = obj(
-    **_LISTED,
-    send_address=ADDRESS,
-    created_at=TIME,
-    desc=TEXT,
-    tags=TEXTS,
-    public=FLAG,
-    archive=FLAG,
-    ack_wait_ms=or_null(COUNT),
-    default_ack_wait_ms=COUNT,
-    connection=or_null(COUNT),
-    next_id=COUNT,
-    oldest=or_null(obj(msg_id=COUNT, created_at=TIME)),
-    counted=COUNT,
-    lanes=many(obj(lane=LANE, messages=COUNT, oldest_id=or_null(COUNT), oldest_at=or_null(TIME))),
-    delayed=obj(messages=COUNT, bytes=COUNT, next_due_at=or_null(TIME)),
-    group_count=COUNT,
-    groups=many(_GROUP),
-)
 
 _PATH = "/mailboxes/{mail_address}"
 LOOKED_AT: Final = 10_000
@@ -116,7 +67,7 @@ class MailboxOperations:
         "mailbox-list",
         Right.READ,
         "Mailboxes in order of tenant and address; of all tenants if none is named",
-        obj(mailboxes=many(obj(**_LISTED)), more=FLAG),
+        obj(mailboxes=many(MailboxSummary.schema()), more=FLAG),
         fields={
             "tenant": about(TEXT, "Of this tenant alone."),
             "prefix": about(TEXT, PREFIX),
@@ -144,18 +95,16 @@ class MailboxOperations:
             return found[:limit], len(found) > limit
 
         found, more = await self._broker.read(look)
-        return {"mailboxes": [_listed(mailbox) for mailbox in found], "more": more}
+        return {"mailboxes": [summarize(mailbox).to_json() for mailbox in found], "more": more}
 
-    @operation("mailbox-show", Right.READ, "One mailbox in detail", _SHOWN, fields=PLACE, path=_PATH)
+    @operation("mailbox-show", Right.READ, "One mailbox in detail", MailboxView.schema(), fields=PLACE, path=_PATH)
     async def _show(self, request: OperationRequest) -> Answer:
-        return _shown(await self._look(request), self._broker.bounds.default_ack_wait)
+        return (await self._look(request)).view.to_json()
 
-    async def _look(self, request: OperationRequest) -> MailboxView:
+    async def _look(self, request: OperationRequest) -> Inspection:
         tenant, address = read_place(request)
         broker = self._broker
-        return await broker.read(
-            lambda tx, now: inspect_mailbox(tx, tenant, address, broker.bounds.tenant, now, broker.hooks)
-        )
+        return await broker.read(lambda tx, now: inspect_mailbox(tx, tenant, address, broker.bounds, now, broker.hooks))
 
     @operation(
         "mailbox-set",
@@ -196,9 +145,9 @@ class MailboxOperations:
         "doctor", Right.READ, "Why a mailbox is stuck", obj(findings=FINDINGS), fields=PLACE, path=f"{_PATH}/doctor"
     )
     async def _doctor(self, request: OperationRequest) -> Answer:
-        view = await self._look(request)
-        named = show_secret(view.mailbox.address, Right.READ_PAYLOAD)
-        return {"findings": [asdict(one) for one in diagnose(view, named, self._broker.bounds, self._broker.clock())]}
+        found = await self._look(request)
+        named = show_secret(found.mailbox.address, Right.READ_PAYLOAD)
+        return {"findings": [asdict(one) for one in diagnose(found, named, self._broker.bounds, self._broker.clock())]}
 
 
 def read_place(request: OperationRequest) -> tuple[str, str]:
@@ -248,73 +197,6 @@ def _beginning_with(
             yield mailbox
 
 
-def _listed(mailbox: Mailbox) -> Answer:
-    return {
-        "mail_address": mailbox.address,
-        "tenant": mailbox.tenant,
-        "number": mailbox.no,
-        "messages": mailbox.messages,
-        "bytes": mailbox.bytes,
-        "newest_at": seconds(mailbox.last_at or None),
-        "expire_at": seconds(mailbox.expire_at),
-        "retention": mailbox.retention.value,
-    }
-
-
-def _shown(view: MailboxView, default_ack_wait: int) -> Answer:
-    mailbox = view.mailbox
-    oldest = view.oldest
-    return {
-        **_listed(mailbox),
-        "send_address": view.send_address,
-        "created_at": seconds(mailbox.created_at),
-        "desc": mailbox.desc,
-        "tags": list(mailbox.tags),
-        "public": mailbox.public,
-        "archive": mailbox.archive,
-        "ack_wait_ms": mailbox.ack_wait,
-        "default_ack_wait_ms": default_ack_wait,
-        "connection": view.connection_no,
-        "next_id": mailbox.next_id,
-        "oldest": None if oldest is None else {"msg_id": oldest.msg_id, "created_at": seconds(oldest.created_at)},
-        "counted": view.counted,
-        "lanes": [
-            {
-                "lane": lane.lane.name.lower(),
-                "messages": lane.messages,
-                "oldest_id": lane.oldest_id,
-                "oldest_at": seconds(lane.oldest_at),
-            }
-            for lane in view.lanes
-        ],
-        "delayed": {
-            "messages": view.delayed.messages,
-            "bytes": view.delayed.bytes,
-            "next_due_at": seconds(view.next_due),
-        },
-        "group_count": view.group_count,
-        "groups": [_group(view, group) for group in view.groups],
-    }
-
-
-def _group(view: MailboxView, group: GroupView) -> Answer:
-    return {
-        "name": group.name,
-        "settled": {lane.lane.name.lower(): settled for lane, settled in zip(view.lanes, group.settled, strict=True)},
-        "waiting": group.waiting,
-        "open": group.open,
-        "exact": group.exact,
-        "leased": group.leased,
-        "delayed": group.delayed,
-        "due": group.due,
-        "dead": group.dead,
-        "dead_more": group.dead_more,
-        "next_lease_end": seconds(group.next_lease_end),
-        "next_delay_end": seconds(group.next_delay_end),
-        "max_deliver": group.max_deliver,
-    }
-
-
 @dataclass(frozen=True, slots=True)
 class _Look:
     """What one look found."""
@@ -335,21 +217,6 @@ class _Question:
     next_ids: dict[int, int]
 
 
-_ROW = obj(
-    mail_address=ADDRESS,
-    tenant=TEXT,
-    number=COUNT,
-    kind=TEXT,
-    retention=TEXT,
-    messages=COUNT,
-    bytes=COUNT,
-    newest_at=or_null(TIME),
-    oldest_at=or_null(TIME),
-    expire_at=or_null(TIME),
-    rate=about(or_null({"type": "number"}), "Messages a second that came lately; null: not known yet."),
-)
-
-
 class RankingOperations:
     """The operation, and the looks that it compares."""
 
@@ -363,7 +230,7 @@ class RankingOperations:
         Right.READ,
         "Mailboxes by depth, size, age of the oldest message, or rate",
         obj(
-            mailboxes=many(_ROW),
+            mailboxes=many(RankedMailbox.schema()),
             looked_at=about(COUNT, "How many mailboxes were compared."),
             complete=about(FLAG, f"Whether these are all; at most {LOOKED_AT} are compared."),
         ),
@@ -403,7 +270,7 @@ class RankingOperations:
         if order in keys:
             rows = sorted(rows, key=keys[order])
         return {
-            "mailboxes": [_ranked(row, rates.get(row.no)) for row in rows[skip : skip + limit]],
+            "mailboxes": [_rank(row, rates.get(row.no)).to_json() for row in rows[skip : skip + limit]],
             "looked_at": len(rows),
             "complete": len(rows) < LOOKED_AT,
         }
@@ -441,17 +308,17 @@ def _rates(question: _Question) -> dict[int, float]:
     return {row.no: (row.next_id - before[row.no]) / spent for row in question.look.rows if row.no in before}
 
 
-def _ranked(row: MailboxRow, rate: float | None) -> Answer:
-    return {
-        "mail_address": row.address,
-        "tenant": row.tenant,
-        "number": row.no,
-        "kind": row.kind.value,
-        "retention": row.retention.value,
-        "messages": row.messages,
-        "bytes": row.bytes,
-        "newest_at": seconds(row.last_at or None),
-        "oldest_at": seconds(row.oldest_at),
-        "expire_at": seconds(row.expire_at),
-        "rate": rate,
-    }
+def _rank(row: MailboxRow, rate: float | None) -> RankedMailbox:
+    return RankedMailbox(
+        mail_address=row.address,
+        tenant=row.tenant,
+        number=row.no,
+        kind=row.kind.value,
+        retention=row.retention.value,
+        messages=row.messages,
+        bytes=row.bytes,
+        newest_at=row.last_at or None,
+        oldest_at=row.oldest_at,
+        expire_at=row.expire_at,
+        rate=rate,
+    )

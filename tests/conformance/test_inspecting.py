@@ -21,13 +21,17 @@ def broker(store):
     return Broker(store)
 
 
-def look(broker, box=BOX, bounds=UNBOUNDED):
+def inspect(broker, box=BOX, bounds=UNBOUNDED):
     with broker.store.reading() as tx:
-        return inspect_mailbox(tx, TENANT, box, bounds.tenant, broker.now, {Kind.MEDIATION: MEDIATION_HOOKS})
+        return inspect_mailbox(tx, TENANT, box, bounds, broker.now, {Kind.MEDIATION: MEDIATION_HOOKS})
+
+
+def look(broker):
+    return inspect(broker).view
 
 
 def said(broker, bounds=UNBOUNDED):
-    return diagnose(look(broker, bounds=bounds), BOX, bounds, broker.now)
+    return diagnose(inspect(broker, bounds=bounds), BOX, bounds, broker.now)
 
 
 def problems(broker, **options):
@@ -46,7 +50,7 @@ def test_a_mailbox_that_is_not_there(broker):
 def test_an_empty_mailbox_is_not_stuck(broker):
     broker.create()
     view = look(broker)
-    assert (view.oldest, view.counted, view.groups, view.group_count) == (None, 0, (), 0)
+    assert (view.oldest, view.counted, view.groups, view.group_count) == (None, 0, [], 0)
     assert problems(broker) == []
     assert notes(broker) == ["The mailbox holds no message that can be read, none ever came."]
 
@@ -77,7 +81,7 @@ def test_mail_that_no_wallet_picks_up(store):
     house.forward(key(10))
 
     def found():
-        return diagnose(look(house, holder.address), holder.address, UNBOUNDED, house.now)
+        return diagnose(inspect(house, holder.address), holder.address, UNBOUNDED, house.now)
 
     assert not any(finding.level is Level.PROBLEM for finding in found())
     house.advance(2 * DAY)
@@ -195,7 +199,7 @@ def test_delayed_mail_and_when_it_is_due(broker):
     broker.send(delay=2 * HOUR)
     broker.send(delay=HOUR)
     view = look(broker)
-    assert (view.delayed.messages, view.next_due) == (2, broker.now + HOUR)
+    assert (view.delayed.messages, view.delayed.next_due_at) == (2, broker.now + HOUR)
     assert any("2 messages" in note and "(in 1h)" in note for note in notes(broker))
 
 
@@ -205,12 +209,12 @@ def test_ends_that_come_and_ends_that_came(broker):
     broker.send(ttl=HOUR)
     broker.send(ttl=SECOND)
     broker.send()
-    view = look(broker)
-    assert (view.ending, view.first_end, view.expired) == (2, broker.now + SECOND, 0)
+    found = inspect(broker)
+    assert (found.ending, found.first_end, found.expired) == (2, broker.now + SECOND, 0)
     broker.advance(SECOND)
-    view = look(broker)
-    assert (view.ending, view.first_end, view.expired) == (1, broker.now - SECOND + HOUR, 1)
-    assert view.lanes[Lane.NORMAL].messages == 2
+    found = inspect(broker)
+    assert (found.ending, found.first_end, found.expired) == (1, broker.now - SECOND + HOUR, 1)
+    assert found.view.lanes[Lane.NORMAL].messages == 2
     assert any(note.startswith("The mailbox expires") for note in notes(broker))
     assert any(note.startswith("Expired: 1 message;") for note in notes(broker))
 
