@@ -67,7 +67,7 @@ from mediator.parts import cleanup_steps, find_parts
 from mediator.settings.settings import Settings
 from mediator.store.base import Store
 from mediator.store.opening import open_store
-from mediator.system.heap import limit_arenas
+from mediator.system.limits import limit_arenas
 from mediator.system.private_files import narrow
 from mediator.tenants.directory import TenantDirectory
 from mediator.tenants.updater import LOOK_SECONDS, TenantUpdater

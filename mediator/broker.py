@@ -26,10 +26,10 @@ from mediator.mailboxes.mailbox import Kind, Mailbox
 from mediator.mailboxes.message import Draft, Message
 from mediator.mailboxes.ports import Usage
 from mediator.mailboxes.quotas import Quotas
+from mediator.request_context import NO_TRACE, TraceHooks
 from mediator.store.base import Integrity, Place, Store, Transaction
 from mediator.store.writer import Committed, Done, JointWork, Observer, Work, Writer
 from mediator.system.freezes import FreezeGuard
-from mediator.trace_hooks import NO_TRACE, TraceHooks
 
 T = TypeVar("T")
 READER_THREADS = 4

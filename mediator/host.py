@@ -80,7 +80,8 @@ class Host:
     def add_send_listener(self, heard: SendListener) -> None:
         """Call ``heard`` with tenant, connection and address after each SEND over NATS that succeeded.
 
-        The connection is that of :data:`mediator.callers.connection`. It runs on the event loop, and must be quick.
+        The connection is that of :data:`mediator.request_context.connection`. ``heard`` runs on the event loop, and
+        must be quick.
         """
         self.send_listeners.append(heard)
 

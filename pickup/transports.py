@@ -12,7 +12,7 @@ from mediator.http import direct
 from mediator.http.app import lift_time_limit
 from mediator.http.connections import Address, HttpConnection
 from mediator.http.direct import DirectAnswer, DirectRequest
-from mediator.trace_hooks import NO_TRACE, TraceHooks
+from mediator.request_context import NO_TRACE, TraceHooks
 from pickup import media_types
 from pickup.access import AddressGate
 from pickup.connection_use import client_family

@@ -12,10 +12,9 @@ from typing import Literal, Protocol
 import structlog
 from aiohttp import WSCloseCode, WSMsgType, hdrs, web
 
-from mediator import request_ids
+from mediator import request_context
 from mediator.errors import MediatorError
-from mediator.request_ids import RequestScope
-from mediator.trace_hooks import NO_TRACE, TraceHooks
+from mediator.request_context import NO_TRACE, RequestScope, TraceHooks
 from pickup.access import AddressGate
 from pickup.connection_use import client_family
 from pickup.dispatcher import ReturnRoutes, TransportChannel
@@ -269,7 +268,7 @@ class WebSocketChannel:
     async def _handle(self) -> None:
         while (data := await self._inbox.get()) is not None:
             # Each frame is a request.
-            request_ids.current.set(RequestScope())
+            request_context.scope.set(RequestScope())
             try:
                 with self._trace.request("WebSocket /didcomm"):
                     async with asyncio.timeout(HANDLE_SECONDS):

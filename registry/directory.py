@@ -88,7 +88,7 @@ class Directory:
     async def register(self, tenant: str, data: bytes, credential: str = "") -> RegisterResult:
         """Keep a card under its mailbox, in place of the former one (G1); searches here find it from now on.
 
-        ``credential`` is that of the caller, as in :mod:`mediator.callers`.
+        ``credential`` is that of the caller, as in :data:`mediator.request_context.caller`.
 
         Raises :class:`BadRequestError` for an invalid card, :class:`QuotaExceededError`, :class:`BusyError`.
         """

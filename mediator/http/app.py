@@ -11,11 +11,11 @@ from multidict import MultiDict
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
-from mediator import request_ids
+from mediator import request_context
 from mediator.errors import BadRequestError, BusyError, MediatorError, NotAuthenticatedError, RateLimitedError
 from mediator.http.connections import HttpConnection
 from mediator.http.health import Health
-from mediator.request_ids import RequestScope
+from mediator.request_context import REQUEST_ID_HEADER, RequestScope
 
 MAX_BODY = 256 * 1024
 """Bytes of a request's body."""
@@ -139,14 +139,14 @@ async def _log_requests(request: web.Request, handler: Handler) -> web.StreamRes
     """Log each response by its route, which contains no address; name the request in it if it failed, or if asked."""
     started = time.perf_counter()
     scope = RequestScope(request.headers)
-    before = request_ids.current.set(scope)
+    before = request_context.scope.set(scope)
     try:
         answer = await handler(request)
         log_request(request.method, _route(request), answer.status, started)
     finally:
-        request_ids.current.reset(before)
-    if (answer.status >= 400 or request_ids.HEADER in request.headers) and not answer.prepared:
-        answer.headers[request_ids.HEADER] = scope.id
+        request_context.scope.reset(before)
+    if (answer.status >= 400 or REQUEST_ID_HEADER in request.headers) and not answer.prepared:
+        answer.headers[REQUEST_ID_HEADER] = scope.id
     return answer
 
 

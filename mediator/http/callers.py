@@ -55,7 +55,7 @@ class HttpCaller:
     tenant: str | None = None
     """The tenant of its API token; ``default`` for the secret of this machine."""
     credential: str = ""
-    """Names the API token, as :mod:`mediator.callers` does."""
+    """Names the API token, as :data:`mediator.request_context.caller` does."""
     operator: OperatorToken | None = None
     """The operator of the settings."""
     local: bool = False

@@ -17,10 +17,10 @@ from aiohttp.helpers import rfc822_formatted_time
 from aiohttp.http_parser import RawRequestMessage
 from multidict import CIMultiDictProxy
 
-from mediator import request_ids
+from mediator import request_context
 from mediator.http.app import REQUEST_SECONDS, answer_error, answer_timeout, log_request
 from mediator.http.connections import Address, ConnectionLimiter, HttpConnection
-from mediator.request_ids import RequestScope
+from mediator.request_context import REQUEST_ID_HEADER, RequestScope
 
 MAX_DIRECT: Final = 64 * 1024
 """Bytes of a body; aiohttp reads so many without waiting for whoever handles the request."""
@@ -223,7 +223,7 @@ class DirectConnection(HttpConnection):
         started = time.perf_counter()
         scope = RequestScope(request.headers)
         # This task is the request's own.
-        request_ids.current.set(scope)
+        request_context.scope.set(scope)
         try:
             answer = await handler(request)
         except asyncio.CancelledError:
@@ -237,8 +237,8 @@ class DirectConnection(HttpConnection):
         self._stop_clock_of_request()
         if _log.isEnabledFor(logging.DEBUG):
             log_request(hdrs.METH_POST, path, answer.status, started)
-        if answer.status >= 400 or request_ids.HEADER in request.headers:
-            answer = answer._replace(headers={**answer.headers, request_ids.HEADER: scope.id})
+        if answer.status >= 400 or REQUEST_ID_HEADER in request.headers:
+            answer = answer._replace(headers={**answer.headers, REQUEST_ID_HEADER: scope.id})
         self._finish(answer if request.connected else None, last=not request.received)
 
     def _stop_clock_of_request(self) -> bool:

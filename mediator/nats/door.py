@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import structlog
 from nats.errors import Error as NatsError
 
-from mediator import request_ids
+from mediator import request_context
 from mediator.broker import Broker
 from mediator.errors import BusyError, MediatorError, UnknownSubjectError
 from mediator.fields import parse_body
@@ -37,7 +37,7 @@ from mediator.nats.editions.verbs import EditionVerbs
 from mediator.nats.reply_queue import ReplyQueue
 from mediator.nats.subjects import API, SELF_TEST, Edition, split_request
 from mediator.nats.verbs import SETTLE_VERBS, ImmediateVerb, MailboxVerbs, SendListener, SettleVerb, Verb, VerbCall
-from mediator.request_ids import RequestScope
+from mediator.request_context import RequestScope
 from mediator.store.writer import Done
 
 QUEUE = "mediator"
@@ -275,7 +275,7 @@ class Door:
 
     async def _answer(self, verb: Verb, call: VerbCall, started: float) -> None:
         message, tenant = call.message, call.tenant
-        request_ids.current.set(RequestScope(message.headers))
+        request_context.scope.set(RequestScope(message.headers))
         try:
             reply = await verb.answer(call)
         except MediatorError as error:
@@ -416,7 +416,7 @@ class Door:
 
 def _scope(message: Request) -> RequestScope:
     """Return the scope of a request; SEND and its like have none before something is logged."""
-    return request_ids.current.get() or RequestScope(message.headers)
+    return request_context.scope.get() or RequestScope(message.headers)
 
 
 def _unchanged(error: MediatorError) -> MediatorError:

@@ -6,7 +6,7 @@ SEND, BATCH, ACK, NACK, EXTEND and the publishes of older editions are not here:
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from typing import Any, NamedTuple
 
-from mediator import callers
+from mediator import request_context
 from mediator.broker import Broker
 from mediator.fields import Fields, parse_body
 from mediator.mailboxes.address import parse_address
@@ -134,8 +134,8 @@ def verb_of_part(user_of: Callable[[str], str], name: str, handler: VerbHandler,
     """Return the verb of another part: its subject has no tail. ``user_of`` returns the user of a login."""
 
     async def answer(call: VerbCall) -> bytes:
-        callers.current.set(f"user {user_of(login)}" if (login := call.message.login) else "")
-        callers.connection.set(call.connection)
+        request_context.caller.set(f"user {user_of(login)}" if (login := call.message.login) else "")
+        request_context.connection.set(call.connection)
         return await handler(call.tenant, call.message.data, call.replies.room)
 
     return Verb(name, answer, empty)

@@ -11,7 +11,7 @@ import orjson
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from mediator import request_ids
+from mediator import request_context
 from mediator.errors import MediatorError
 from mediator.mailboxes.address import redact
 
@@ -74,9 +74,9 @@ def setup(level: str, form: Literal["console", "json"], stream: TextIO | None = 
 
 def name_request(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
     """Add the id of the request that is being handled, and that of its trace while it is recorded."""
-    if (scope := request_ids.current.get()) is not None:
+    if (scope := request_context.scope.get()) is not None:
         event.setdefault("request_id", scope.id)
-    if (trace_id := request_ids.trace_id.get()) is not None:
+    if (trace_id := request_context.trace_id.get()) is not None:
         event.setdefault("trace_id", trace_id)
     return event
 

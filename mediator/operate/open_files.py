@@ -6,7 +6,7 @@ import structlog
 
 from mediator.http.connections import RESERVE
 from mediator.settings.settings import Settings
-from mediator.system import descriptors
+from mediator.system.limits import budget_files
 
 GATEWAY: Final = "gateway.max_connections"
 HTTP: Final = "http_max_connections"
@@ -21,7 +21,7 @@ def fit_service(settings: Settings) -> Settings:
         wanted[GATEWAY] = 2 * settings.gateway.max_connections
     for part, options in settings.part_sections.items():
         wanted |= {f"{part}.{option}": files for option, files in options.open_files.items()}
-    given = descriptors.budget(wanted)
+    given = budget_files(wanted)
     allowed = {
         **given,
         HTTP: max(1, given.get(HTTP, 0) - RESERVE),

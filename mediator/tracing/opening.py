@@ -15,10 +15,10 @@ from aiohttp import web
 from mediator.errors import SetupError
 from mediator.gateway.subscription import EncodedMessage, MessageEncoder
 from mediator.nats.door import Door
+from mediator.request_context import NO_TRACE, TraceHooks
 from mediator.settings.sections import OtelSettings
 from mediator.store.writer import Writer
 from mediator.system.extras import install_command
-from mediator.trace_hooks import NO_TRACE, TraceHooks
 
 _ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 

@@ -12,8 +12,7 @@ from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from mediator.mailboxes.address import redact
-from mediator.request_ids import trace_id
-from mediator.trace_hooks import TraceableMessage, TraceHooks
+from mediator.request_context import TraceableMessage, TraceHooks, trace_id
 
 MAX_DELIVERIES: Final = 128
 """Messages of one answer whose delivery is recorded."""

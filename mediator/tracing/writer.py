@@ -7,7 +7,7 @@ from typing import Any
 from opentelemetry import trace
 from opentelemetry.trace import Link, Span, Tracer
 
-from mediator.request_ids import trace_id
+from mediator.request_context import trace_id
 from mediator.store.base import Place
 from mediator.store.writer import Committed, Done, Outcomes, WriteJob, Writer
 

@@ -10,7 +10,7 @@ import orjson
 from aiohttp import hdrs, web
 from yarl import URL
 
-from mediator import callers
+from mediator import request_context
 from mediator.errors import BadRequestError, NoSuchAgentError, NotAuthenticatedError
 from mediator.fields import Fields, parse_body, printable
 from mediator.host import Host
@@ -196,7 +196,7 @@ def add_verbs(host: Host, directory: Directory, policy: MemoryPolicy, signs: Wea
     searches = asyncio.Semaphore(MAX_SEARCHES)
 
     async def register(tenant: str, data: bytes, _budget: ReplyBudget) -> bytes:
-        done = await directory.register(tenant, data, callers.current.get())
+        done = await directory.register(tenant, data, request_context.caller.get())
         note = {} if done.card.note is None else {"note": done.card.note}
         return _success(mailbox=done.agent.address, warnings=done.card.warnings, **note)
 
@@ -218,12 +218,14 @@ def add_verbs(host: Host, directory: Directory, policy: MemoryPolicy, signs: Wea
             page = await directory.searcher.discover(tenant, query, budget())
         if page.query_id and tenant in policy.signs:
             addresses = [agent.address for agent in page.agents]
-            signs.found(tenant, callers.connection.get(), page.query_id, callers.current.get(), addresses)
+            signs.found(
+                tenant, request_context.connection.get(), page.query_id, request_context.caller.get(), addresses
+            )
         return _success(**codec.encode_page(page, query))
 
     async def feedback(tenant: str, data: bytes, _budget: ReplyBudget) -> bytes:
         said = codec.parse_feedback(parse_body(data))
-        counted = await directory.feedback(tenant, said, callers.current.get())
+        counted = await directory.feedback(tenant, said, request_context.caller.get())
         return _success(mailbox=said.address, counted=counted)
 
     if policy.signs:

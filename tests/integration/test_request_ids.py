@@ -14,8 +14,7 @@ from mediator.mailboxes.mailbox import Kind, Mailbox
 from mediator.mailboxes.message import Draft
 from mediator.mailboxes.sending import KindHooks
 from mediator.operate import logs
-from mediator.request_ids import RequestScope
-from mediator.trace_hooks import TraceHooks
+from mediator.request_context import RequestScope, TraceHooks
 from tests.harness.app import app
 from tests.harness.door import serving
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mediator.system.descriptors import divide
+from mediator.system.limits import divide
 
 
 @pytest.mark.parametrize(
@@ -36,8 +36,8 @@ def test_no_more_is_given_than_there_is(wanted: dict[str, int], available: int) 
 
 def test_every_door_works_where_few_files_may_be_open() -> None:
     code = (
-        "from mediator.system.descriptors import budget; "
-        "print(sorted(budget({'a': 1000, 'b': 1000, 'c': 20}).values()))"
+        "from mediator.system.limits import budget_files; "
+        "print(sorted(budget_files({'a': 1000, 'b': 1000, 'c': 20}).values()))"
     )
     few = subprocess.run(
         [sys.executable, "-c", code],

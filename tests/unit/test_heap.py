@@ -8,7 +8,7 @@ import pytest
 
 PROGRAM = """
 import ctypes, sys, threading
-from mediator.system.heap import limit_arenas
+from mediator.system.limits import limit_arenas
 
 if sys.argv[2] == "limited":
     limit_arenas()

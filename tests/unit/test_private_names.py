@@ -10,12 +10,15 @@ import inspect
 import re
 import sys
 import textwrap
+import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 from nats.aio.client import Client
 from nats.aio.subscription import Subscription
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 ROOT = Path(__file__).parents[2]
 OURS = ("mediator", "pickup", "pipeline", "registry")
@@ -131,3 +134,17 @@ def test_no_other_private_names_are_used() -> None:
     known = PUBLIC.union(ours, *(leaning.names for leaning in CLASSES))
     used = {(path, name) for path, text in texts.items() for name in USED.findall(text) if name not in known}
     assert used <= REACHED
+
+
+@pytest.mark.parametrize("package", sorted({leaning.package for leaning in CLASSES}))
+def test_a_package_used_so_is_held_at_its_minor(package: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    listed = [
+        *project["dependencies"],
+        *(line for extra in project["optional-dependencies"].values() for line in extra),
+    ]
+    ranges = [wanted.specifier for wanted in map(Requirement, listed) if wanted.name == package]
+    installed = Version(importlib.metadata.version(package))
+    next_minor = f"{installed.major}.{installed.minor + 1}.0"
+    assert ranges
+    assert all(installed in each and next_minor not in each for each in ranges), next_minor

@@ -1,5 +1,6 @@
-"""Divides the file descriptors of this process among its listeners, so that none can use up all."""
+"""Limits of this process: the files it may open, divided among its listeners, and the heaps of glibc's allocator."""
 
+import ctypes
 import resource
 from collections.abc import Mapping
 from contextlib import suppress
@@ -7,6 +8,10 @@ from typing import Final
 
 OWN_FILES: Final = 300
 """For the database, the journal and our own connections; half of all descriptors, if that is less."""
+_M_ARENA_MAX: Final = -8  # mallopt(3)
+_ARENAS: Final = 2
+"""glibc's default is eight for each core: what a thread frees in one of them is of no use to the others. With two, an
+hour of mixed load took 187 MB and 18 MB more at its end, instead of about 20 more (`python -m benchmarks mixed`)."""
 
 
 def divide(wanted: Mapping[str, int], available: int) -> dict[str, int]:
@@ -19,13 +24,13 @@ def divide(wanted: Mapping[str, int], available: int) -> dict[str, int]:
     return given
 
 
-def budget(wanted: Mapping[str, int]) -> dict[str, int]:
+def budget_files(wanted: Mapping[str, int]) -> dict[str, int]:
     """Raise the system's limit to what is ``wanted`` if possible, and divide what it allows."""
-    allowed = _allow(sum(wanted.values()) + OWN_FILES)
+    allowed = _raise_file_limit(sum(wanted.values()) + OWN_FILES)
     return divide(wanted, allowed - min(OWN_FILES, allowed // 2))
 
 
-def _allow(count: int) -> int:
+def _raise_file_limit(count: int) -> int:
     """Raise the soft limit of open files to ``count``, at most to the hard one; return the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
@@ -34,3 +39,9 @@ def _allow(count: int) -> int:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return count if soft == resource.RLIM_INFINITY else min(count, soft)
+
+
+def limit_arenas() -> None:
+    """Let all threads share a few heaps; to be called before they start. Does nothing without glibc."""
+    with suppress(AttributeError):
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, _ARENAS)
