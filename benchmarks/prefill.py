@@ -11,7 +11,7 @@ from pathlib import Path
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Mailbox, NewMailbox
 from mediator.mailboxes.message import HIDDEN_ID, Delayed, Message
-from mediator.mailboxes.ports import Transaction
+from mediator.mailboxes.transaction import Transaction
 from mediator.store.base import Store
 from mediator.store.opening import database_path
 from mediator.store.sqlite import SqliteStore

@@ -23,8 +23,7 @@ from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.fetching import Fetch, Fetched
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Kind, Mailbox
-from mediator.mailboxes.message import Draft, Message
-from mediator.mailboxes.ports import Usage
+from mediator.mailboxes.message import Draft, Message, Usage
 from mediator.mailboxes.quotas import Quotas
 from mediator.request_context import NO_TRACE, TraceHooks
 from mediator.store.base import Integrity, Place, Store, Transaction

@@ -8,8 +8,8 @@ import orjson
 from mediator.cleanup.collector import CleanupStep, SliceResult
 from mediator.mailboxes.mailbox import Mailbox
 from mediator.mailboxes.planning import PlannedRemoval
+from mediator.mailboxes.rows import Row
 from mediator.store.base import Transaction
-from mediator.store.rows import Row
 from mediator.verify.checks import DamageKind, RowCheck, VerifyCheck, orphans
 from pickup.rules import connecting, replays
 from pickup.tables import MediationTables

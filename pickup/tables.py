@@ -11,11 +11,9 @@ from typing import Any
 import orjson
 
 from mediator.errors import UnavailableError
-from mediator.store.dialect import chunks
-from mediator.store.rows import Row
-from mediator.store.session import Session, Table, table
-from mediator.store.transaction import Transaction
-from pickup.rules.ports import ConnectionCursor, ConnectionRow
+from mediator.mailboxes.rows import Row
+from mediator.mailboxes.session import Session, Table, chunks, table
+from pickup.rules.ports import ConnectionCursor, ConnectionRow, MediationTransaction
 from pickup.rules.records import (
     TRAFFIC,
     AccessRule,
@@ -527,8 +525,8 @@ class Uses(Table):
         return [(began_at, Traffic(*counts)) for began_at, *counts in rows]
 
 
-class MediationTables(Transaction):
-    """A transaction with the tables of mediation; see :class:`pickup.rules.ports.MediationTransaction`."""
+class MediationTables(MediationTransaction):
+    """A transaction with the tables of mediation."""
 
     connections = table(Connections)
     routes = table(Routes)

@@ -7,7 +7,7 @@ from typing import Any
 from mediator.broker import Broker
 from mediator.cleanup.collector import AdaptiveLimit
 from mediator.errors import BadRequestError
-from mediator.mailboxes.ports import Copy
+from mediator.mailboxes.message import Copy
 from mediator.operate.operations import ANY, COUNT, Answer, OperationRequest, Right, many, obj, operation
 from mediator.operate.store_access import ask_or_use_store
 from mediator.settings.settings import Settings

@@ -3,9 +3,9 @@
 import hashlib
 from typing import TYPE_CHECKING
 
+from mediator.mailboxes.rows import Row
 from mediator.operate.diagnosis import Finding, Level
 from mediator.operate.units import format_count
-from mediator.store.rows import Row
 from mediator.system.extras import install_command
 from mediator.verify.checks import DamageKind, RowCheck, VerifyCheck, orphans
 from registry.embedding.models import EmbeddingSpace, missing_extra

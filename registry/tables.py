@@ -11,10 +11,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mediator.store.dialect import chunks
-from mediator.store.rows import Row
-from mediator.store.session import Session, Table, table
-from mediator.store.transaction import Transaction
+from mediator.mailboxes.rows import Row
+from mediator.mailboxes.session import Session, Table, chunks, table
+from mediator.mailboxes.transaction import Transaction
 from registry.records import (
     Agent,
     AgentChange,

@@ -8,8 +8,8 @@ from typing import Any
 import orjson
 
 from mediator.broker import Broker
+from mediator.mailboxes.session import Table
 from mediator.store.base import Transaction
-from mediator.store.session import Table
 
 MINUTE = 60_000
 KEPT = 10_000

@@ -12,7 +12,7 @@ import structlog
 from mediator.broker import Broker
 from mediator.journal.segments import Line, Segments, closed_segments, encode, read_segment
 from mediator.mailboxes.events import EventType
-from mediator.mailboxes.ports import Transaction
+from mediator.mailboxes.transaction import Transaction
 
 MARK_EVENTS = 5000
 """Events after which a line carries a mark: the key of the message up to which the journal is complete."""

@@ -26,7 +26,7 @@ from mediator.errors import MediatorError, SetupError, UnavailableError
 from mediator.journal.recovery import BATCH, MARK_EVENTS, Recovery
 from mediator.journal.segments import FOLDER, Segments, encode, mark_off
 from mediator.mailboxes.events import Event, EventType
-from mediator.mailboxes.ports import Transaction
+from mediator.mailboxes.transaction import Transaction
 from mediator.metrics import Metrics
 from mediator.settings.sections import JournalSettings
 

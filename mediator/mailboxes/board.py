@@ -14,8 +14,8 @@ from mediator.mailboxes.events import Event, EventType
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Mailbox, NewMailbox
 from mediator.mailboxes.message import HIDDEN_ID, Draft, Message
-from mediator.mailboxes.ports import Transaction
 from mediator.mailboxes.showing import show
+from mediator.mailboxes.transaction import Transaction
 
 ENDED = Lane.LOW
 """The lane of the words that a mailbox ended; entries are in the lane normal."""

@@ -8,10 +8,10 @@ from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.events import Event, EventType
 from mediator.mailboxes.mailbox import Kind, Mailbox, NewMailbox
 from mediator.mailboxes.message import Draft, Handle
-from mediator.mailboxes.ports import Transaction
 from mediator.mailboxes.quotas import Quotas
 from mediator.mailboxes.sending import Send, send
 from mediator.mailboxes.showing import remove
+from mediator.mailboxes.transaction import Transaction
 
 HIDDEN: Final = "$broadcast"
 """Where they are kept; no request can name it, since it is no address (A1)."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass, fields
 from mediator.mailboxes import creating
 from mediator.mailboxes.events import EventType, message_event
 from mediator.mailboxes.fetching import bury, spent
-from mediator.mailboxes.group import Group
+from mediator.mailboxes.group import Group, LeasePlace
 from mediator.mailboxes.mailbox import Mailbox
 from mediator.mailboxes.message import HIDDEN_ID, Handle
-from mediator.mailboxes.ports import LeasePlace, Transaction
+from mediator.mailboxes.transaction import Transaction
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from mediator.mailboxes.events import Event, EventType, message_event
 from mediator.mailboxes.group import MAX_GROUPS, MAX_LEASED, NO_LEASE, Checked, Group, Lease
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.mailbox import Kind, Mailbox
-from mediator.mailboxes.message import Message
-from mediator.mailboxes.ports import Filter, Transaction
+from mediator.mailboxes.message import Filter, Message
+from mediator.mailboxes.transaction import Transaction
 
 RESERVED_GROUP = "didcomm"
 """Groups of this name belong to the holder of a mediation mailbox, who picks up by DIDComm (D1)."""

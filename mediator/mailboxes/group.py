@@ -7,6 +7,7 @@ and moves ``delivered``; an ACK moves ``settled``, never past ``delivered``.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from mediator.mailboxes.lanes import LANES, Lane
 
@@ -171,3 +172,31 @@ class Lease:
 
 NO_LEASE = 0
 """``until`` of a message whose lease ended and that was then delivered without one: an ACK may cover it (K2)."""
+
+
+class LeaseCount(NamedTuple):
+    """How many leases a group has (F6)."""
+
+    running: int
+    """Those that workers hold now, of messages that are gone included."""
+    due: bool
+    """Whether any message that is not dead may be given again."""
+
+
+NO_LEASES = LeaseCount(0, due=False)
+
+
+class LiveLeaseCount(NamedTuple):
+    """A group's leases of one kind whose messages exist."""
+
+    number: int
+    first_expiry: int | None
+    """When the first of the messages expires; None: none does."""
+
+
+class LeasePlace(NamedTuple):
+    """The position of a lease in the order in which all leases end."""
+
+    until: int
+    group_no: int
+    msg_id: int

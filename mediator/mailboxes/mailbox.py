@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Self
+from typing import NamedTuple, Self
 
 
 class Retention(StrEnum):
@@ -98,3 +98,20 @@ class Mailbox:
     def lives(self, now: int) -> bool:
         """Whether it can be reached: expiry counts from its moment, not from the collection (M1)."""
         return self.address != "" and (self.expire_at is None or self.expire_at > now)
+
+
+class MailboxRow(NamedTuple):
+    """A mailbox as lists of many show it."""
+
+    no: int
+    tenant: str
+    address: str
+    kind: Kind
+    retention: Retention
+    messages: int
+    bytes: int
+    next_id: int
+    expire_at: int | None
+    last_at: int
+    oldest_at: int | None
+    """When its oldest message came, expired or not."""

@@ -1,7 +1,8 @@
-"""What is sent and what is kept: drafts, messages, and the handle of a message without its payload."""
+"""What is sent and what is kept: drafts, messages, the handle of a message without its payload, and lists of many."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from mediator.mailboxes.lanes import Lane
 
@@ -123,3 +124,55 @@ class Delayed:
     due_at: int
     archive: bool
     message: Message
+
+
+class DelayedRow(NamedTuple):
+    """A delayed message as lists show it."""
+
+    due_at: int
+    lane: Lane
+    size: int
+    sent_at: int
+
+
+class Copy(NamedTuple):
+    """What tells a copy in the outbox from all others, also from those of another store or of an older backup."""
+
+    seq: int
+    mailbox_no: int
+    msg_id: int
+    created_at: int
+    """Milliseconds since the epoch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """A message whose time is over, and the mailbox it is in."""
+
+    mailbox_no: int
+    handle: Handle
+
+
+MAX_EXPIRED = 10_000
+"""Expired messages of all mailboxes that are searched for those of one; the clean-up is seldom further behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """How much something holds."""
+
+    messages: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which messages QUERY wants; all that is given must hold (Q1)."""
+
+    key: str | None = None
+    tags: tuple[str, ...] = ()
+    since: int | None = None
+    """Inclusive, compares ``created_at``."""
+    before_id: int | None = None
+    recipient: str | None = None
+    """Only what was forwarded to this canonical key (D3)."""

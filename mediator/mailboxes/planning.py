@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from mediator.mailboxes.address import redact
 from mediator.mailboxes.collecting import by_group
 from mediator.mailboxes.fetching import spent
+from mediator.mailboxes.group import LeasePlace
 from mediator.mailboxes.mailbox import Mailbox
-from mediator.mailboxes.ports import Expired, LeasePlace, Transaction
+from mediator.mailboxes.message import Expired
+from mediator.mailboxes.transaction import Transaction
 
 MAX_COUNTED = 100_000
 """A count goes no further than this."""

@@ -12,7 +12,7 @@ from mediator.mailboxes.group import MAX_GROUPS, Group, Lease
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.mailbox import Mailbox
 from mediator.mailboxes.message import Message
-from mediator.mailboxes.ports import Transaction
+from mediator.mailboxes.transaction import Transaction
 
 LEASE = 20_000
 """Milliseconds after which another member gets a message that was neither confirmed nor renewed."""

@@ -14,8 +14,8 @@ from mediator.mailboxes.fetching import spent
 from mediator.mailboxes.group import MAX_LEASED
 from mediator.mailboxes.lanes import LANES
 from mediator.mailboxes.mailbox import Mailbox
-from mediator.mailboxes.message import Message
-from mediator.mailboxes.ports import Filter, Transaction
+from mediator.mailboxes.message import Filter, Message
+from mediator.mailboxes.transaction import Transaction
 
 MAX_DEAD_LOOKED_AT = 100_000
 CHUNK = 1000

@@ -11,8 +11,9 @@ from mediator.errors import QuotaExceededError
 from mediator.mailboxes.bounds import Quota
 from mediator.mailboxes.events import EventType
 from mediator.mailboxes.mailbox import Mailbox
-from mediator.mailboxes.ports import Transaction, Usage
+from mediator.mailboxes.message import Usage
 from mediator.mailboxes.showing import remove
+from mediator.mailboxes.transaction import Transaction
 
 REFRESH = 10_000
 """Milliseconds for which the summed use of a tenant is believed; only what is sent here is added meanwhile."""

@@ -10,9 +10,9 @@ from mediator.mailboxes.creating import get_sendable_mailbox
 from mediator.mailboxes.events import Event, EventType
 from mediator.mailboxes.mailbox import Kind, Mailbox
 from mediator.mailboxes.message import HIDDEN_ID, Delayed, Draft, Message
-from mediator.mailboxes.ports import Transaction
 from mediator.mailboxes.quotas import Quotas
 from mediator.mailboxes.showing import show
+from mediator.mailboxes.transaction import Transaction
 
 RELEASE_BYTES = 1 << 20
 """Bytes that one slice of releasing reads and writes again, unless a single message is larger."""

@@ -14,7 +14,7 @@ from mediator.mailboxes.group import MAX_DELAYED, MAX_LEASED, NO_LEASE, Group, L
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.mailbox import Mailbox, Retention
 from mediator.mailboxes.message import Handle
-from mediator.mailboxes.ports import Transaction
+from mediator.mailboxes.transaction import Transaction
 
 
 @dataclass(frozen=True, slots=True)

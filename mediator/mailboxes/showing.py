@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from mediator.mailboxes.events import Event, EventType, message_event
 from mediator.mailboxes.mailbox import Kind, Mailbox
 from mediator.mailboxes.message import Handle, Message
-from mediator.mailboxes.ports import Transaction
+from mediator.mailboxes.transaction import Transaction
 
 KEEP_ONE_SLICE = 1000
 

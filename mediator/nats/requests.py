@@ -27,8 +27,7 @@ from mediator.mailboxes.creating import Create, Update
 from mediator.mailboxes.fetching import Deliver, Fetch
 from mediator.mailboxes.lanes import parse_lane
 from mediator.mailboxes.mailbox import Kind, Retention
-from mediator.mailboxes.message import Draft
-from mediator.mailboxes.ports import Filter
+from mediator.mailboxes.message import Draft, Filter
 from mediator.mailboxes.querying import Query
 from mediator.mailboxes.settling import Ack, Extend, Nack
 from mediator.nats.subjects import Edition, split_word

@@ -18,8 +18,8 @@ from mediator.errors import MediatorError
 from mediator.http.health import Health
 from mediator.journal import FOLDER as JOURNAL_FOLDER
 from mediator.mailboxes.lanes import LANES
-from mediator.mailboxes.mailbox import Retention
-from mediator.mailboxes.ports import MailboxRow, Usage
+from mediator.mailboxes.mailbox import MailboxRow, Retention
+from mediator.mailboxes.message import Usage
 from mediator.operate.operations import (
     ADDRESS,
     COUNT,

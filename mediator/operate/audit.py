@@ -13,6 +13,7 @@ from mediator.errors import MediatorError, NotAllowedError
 from mediator.mailboxes.address import DEFAULT_TENANT, redact
 from mediator.mailboxes.bounds import DAY
 from mediator.mailboxes.events import Event, EventType
+from mediator.mailboxes.session import Table
 from mediator.operate.operations import (
     COUNT,
     FLAG,
@@ -41,7 +42,6 @@ from mediator.operate.operations import (
     whole,
 )
 from mediator.store.base import Transaction
-from mediator.store.session import Table
 
 KEPT = 100_000
 """Entries that are kept at most."""

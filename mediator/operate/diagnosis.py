@@ -11,8 +11,7 @@ from mediator.mailboxes.fetching import spent
 from mediator.mailboxes.group import MAX_GROUPS, MAX_LEASED, NO_LEASE, Group
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.mailbox import Kind, Mailbox, Retention
-from mediator.mailboxes.message import Handle
-from mediator.mailboxes.ports import Usage
+from mediator.mailboxes.message import Handle, Usage
 from mediator.mailboxes.sending import NO_HOOKS, KindHooks
 from mediator.operate.records import DelayedMessages, GroupView, LaneView, MailboxSummary, MailboxView, OldestMessage
 from mediator.operate.units import format_bytes, format_count, format_duration, format_time

@@ -11,8 +11,7 @@ from mediator.broker import Broker
 from mediator.errors import BadRequestError
 from mediator.mailboxes.address import DEFAULT_TENANT, NUMBERED, finds_address, parse_address, redact
 from mediator.mailboxes.bounds import MAX_ACK_WAIT, MIN_ACK_WAIT
-from mediator.mailboxes.mailbox import Mailbox
-from mediator.mailboxes.ports import MailboxRow
+from mediator.mailboxes.mailbox import Mailbox, MailboxRow
 from mediator.operate.diagnosis import Inspection, diagnose, inspect_mailbox, summarize
 from mediator.operate.operations import (
     ADDRESS,

@@ -11,8 +11,7 @@ from mediator.fields import Fields
 from mediator.mailboxes.bounds import MAX_FETCH, MAX_IDS
 from mediator.mailboxes.creating import get_live_mailbox
 from mediator.mailboxes.lanes import LANES, parse_lane
-from mediator.mailboxes.message import Draft, Message
-from mediator.mailboxes.ports import DelayedRow, Filter
+from mediator.mailboxes.message import DelayedRow, Draft, Filter, Message
 from mediator.mailboxes.querying import Query
 from mediator.mailboxes.sending import Send
 from mediator.mailboxes.settling import DEAD_SLICE, Dead

@@ -11,8 +11,8 @@ from pathlib import Path
 import orjson
 
 from mediator.errors import BadRequestError
-from mediator.store.rows import Row
-from mediator.store.session import Table
+from mediator.mailboxes.rows import Row
+from mediator.mailboxes.session import Table
 
 _PROC = Path("/proc")
 KEPT = 1000

@@ -20,9 +20,9 @@ from mediator.broker import Broker
 from mediator.cleanup.collector import CleanupStep, SliceResult
 from mediator.errors import BusyError
 from mediator.mailboxes.bounds import DAY
+from mediator.mailboxes.session import Table
 from mediator.operate.scheduler import CoalescingTask
 from mediator.store.base import Transaction
-from mediator.store.session import Table
 
 SESSION_SECONDS = 12 * 3600
 TOPIC: Final = "sessions"

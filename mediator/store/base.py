@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from mediator.store.transaction import Transaction
+from mediator.mailboxes.transaction import Transaction
 
 __all__ = ["Integrity", "Place", "Store", "Transaction"]
 

@@ -12,17 +12,23 @@ import structlog
 from peewee import PeeweeException, PostgresqlDatabase
 
 from mediator.errors import BusyError, SetupError, UnavailableError, UncertainError
+from mediator.mailboxes import rows
 from mediator.mailboxes.claims import Claims
 from mediator.mailboxes.lanes import Lane
+from mediator.mailboxes.rows import KeptMailbox, Row
 from mediator.mailboxes.send_only import SendOnlyAddresses, is_send_only
-from mediator.store import rows
+from mediator.mailboxes.session import (
+    EMPTY_LANES,
+    MESSAGE_COLUMNS,
+    Counts,
+    MailboxCache,
+    Session,
+    UnflushedPositions,
+    send_only_addresses,
+)
 from mediator.store.base import Integrity, Place, Transaction
-from mediator.store.caches import Counts, MailboxCache, UnflushedPositions
-from mediator.store.dialect import EMPTY_LANES, MESSAGE_COLUMNS, send_only_addresses
 from mediator.store.migrate import NO_PARTS, migrate
 from mediator.store.pool import Pool
-from mediator.store.rows import KeptMailbox, Row
-from mediator.store.session import Session
 from mediator.system.extras import install_command
 
 try:
@@ -176,7 +182,7 @@ class PostgresStore:
 
         self._reserve = PostgresReserve(connect_to_keep)
         self._readers = Pool(lambda: PostgresDialect(Wire(connect_to_read), ""), READERS, READ_SECONDS)
-        self._counts = Counts()
+        self._counts = Counts(time.monotonic)
         self.claims = Claims()
         try:
             _require_session_pooling(parameters)
@@ -294,7 +300,7 @@ class PostgresStore:
         """Open a snapshot; see :class:`mediator.store.base.Store`."""
         with self._readers.take() as dialect, _transaction(dialect):
             dialect.begin(_READING)
-            yield Transaction(Session(dialect, MailboxCache(0), UnflushedPositions(0), Counts()))
+            yield Transaction(Session(dialect, MailboxCache(0), UnflushedPositions(0), Counts(time.monotonic)))
 
     def checkpoint(self) -> None:
         """The server does that itself; keep room on its disk, or look for it."""

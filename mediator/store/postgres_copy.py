@@ -13,9 +13,9 @@ from peewee import PeeweeException, PostgresqlDatabase, SqliteDatabase
 from psycopg import sql
 
 from mediator.errors import SetupError, UnavailableError
+from mediator.mailboxes.rows import Row
 from mediator.store.migrate import migrate
 from mediator.store.postgres import MIGRATION_LOCK, connection_parameters, describe_error, require_utf8
-from mediator.store.rows import Row
 from mediator.store.sqlite_copy import (
     HISTORY,
     Progress,

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mediator.errors import SetupError
-from mediator.store.dialect import Dialect
+from mediator.mailboxes.rows import Row
+from mediator.mailboxes.session import Dialect
 from mediator.store.opening import database_path
-from mediator.store.rows import Row
 from mediator.store.sqlite import SqliteDialect
 from mediator.store.sqlite_copy import foreign_objects
 from mediator.store.sqlite_file import MAX_PROBLEMS, connect_to_read, describe_damage, translate

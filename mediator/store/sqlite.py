@@ -17,17 +17,15 @@ from peewee import SqliteDatabase
 from mediator.errors import StoreDamagedError, UnavailableError
 from mediator.mailboxes.claims import Claims
 from mediator.mailboxes.lanes import Lane
+from mediator.mailboxes.rows import MESSAGE, KeptMailbox, Row
 from mediator.mailboxes.send_only import SendOnlyAddresses
+from mediator.mailboxes.session import MESSAGE_COLUMNS, Counts, MailboxCache, Session, UnflushedPositions
 from mediator.store.base import Integrity, Place, Transaction
-from mediator.store.caches import Counts, MailboxCache, UnflushedPositions
-from mediator.store.dialect import MESSAGE_COLUMNS
 from mediator.store.log_space import AHEAD, lengthen
 from mediator.store.migrate import NO_PARTS, migrate
 from mediator.store.pace import Pace
 from mediator.store.pool import Pool
 from mediator.store.reserve import Reserve
-from mediator.store.rows import MESSAGE, KeptMailbox, Row
-from mediator.store.session import Session
 from mediator.store.sqlite_file import connect_to_read, find_damage, hold, translate
 from mediator.system.private_files import make_file, make_folder
 
@@ -128,7 +126,7 @@ class SqliteStore:
         self._writer = SqliteDialect(self._database.connection())
         self._mailboxes = MailboxCache(CACHED_MAILBOXES)
         self._positions = UnflushedPositions(UNFLUSHED_POSITIONS)
-        self._counts = Counts()
+        self._counts = Counts(time.monotonic)
         self.claims = Claims()
         self._readers = Pool(lambda: connect_to_read(path), READERS)
         self._keeper: sqlite3.Connection | None = None
@@ -212,7 +210,7 @@ class SqliteStore:
                 try:
                     connection.execute("BEGIN")
                     reader = SqliteDialect(connection)
-                    yield Transaction(Session(reader, MailboxCache(0), self._positions, Counts()))
+                    yield Transaction(Session(reader, MailboxCache(0), self._positions, Counts(time.monotonic)))
                 finally:
                     with suppress(sqlite3.Error):
                         connection.execute("ROLLBACK")

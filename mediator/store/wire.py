@@ -18,8 +18,8 @@ from psycopg.pq import ExecStatus, Format, TransactionStatus
 from psycopg.pq.abc import PGresult
 from psycopg.types.numeric import Int8BinaryDumper
 
+from mediator.mailboxes.rows import Row
 from mediator.store.arrays import teach
-from mediator.store.rows import Row
 
 Connection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
 

@@ -141,7 +141,7 @@ class Writer:
     """Runs all changes of the store, one batch at a time. Made and used on the event loop.
 
     On a full disk only work submitted with ``when_full`` runs, in the reserved space: it removes, acknowledges or hands
-    out messages, or calls :meth:`~mediator.mailboxes.ports.Transaction.require_room` itself before it adds anything.
+    out messages, or calls ``tx.require_room`` itself before it adds anything.
     All other work ends in :class:`~mediator.errors.StorageFullError` without being run (A9).
     """
 

@@ -1,7 +1,7 @@
 """The table of tenants, and the number of its last change, by which other instances notice it."""
 
-from mediator.store.session import Table, table
-from mediator.store.transaction import Transaction
+from mediator.mailboxes.session import Table, table
+from mediator.mailboxes.transaction import Transaction
 from mediator.tenants.records import Tenant, decode, encode
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mediator.store.rows import Row
+from mediator.mailboxes.rows import Row
 from mediator.store.snapshots import Ask, Snapshots
 
 SLICE_ROWS = 20_000

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from peewee import SqliteDatabase
 
+from mediator.mailboxes import rows
 from mediator.mailboxes.lanes import LANES
 from mediator.mailboxes.message import HIDDEN_ID
-from mediator.store import rows
+from mediator.mailboxes.rows import Row
 from mediator.store.migrate import migrate
-from mediator.store.rows import Row
 from mediator.store.snapshots import Snapshots, SqliteSnapshots
 from mediator.store.sqlite import STORE_EVERY
 from mediator.verify.checks import RECOUNT, Damage, DamageKind, Place, Progress, RowCheck, VerifyCheck, orphans

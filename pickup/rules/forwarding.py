@@ -11,8 +11,7 @@ from mediator.errors import ArchiveBacklogFullError, BadRequestError, MessageToo
 from mediator.mailboxes import sending
 from mediator.mailboxes.bounds import DAY, Bounds
 from mediator.mailboxes.mailbox import Mailbox
-from mediator.mailboxes.message import Draft
-from mediator.mailboxes.ports import Usage
+from mediator.mailboxes.message import Draft, Usage
 from mediator.mailboxes.quotas import Quotas
 from mediator.mailboxes.sending import Send
 from pickup.rules.names import canonical

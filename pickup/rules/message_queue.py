@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from mediator.mailboxes.events import EventType, message_event
 from mediator.mailboxes.lanes import LANES
 from mediator.mailboxes.mailbox import Mailbox
-from mediator.mailboxes.message import Handle, Message
-from mediator.mailboxes.ports import Filter, Usage
+from mediator.mailboxes.message import Filter, Handle, Message, Usage
 from pickup.rules.granting import get_mailbox
 from pickup.rules.ports import MediationTransaction
 from pickup.rules.records import Connection

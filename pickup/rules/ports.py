@@ -1,13 +1,14 @@
 """The tables that the rules of mediation need, in the same transaction as mailboxes and messages.
 
-The rules of :mod:`mediator.mailboxes.ports` hold here too. Where several instances share a database mailboxes are
+The rules of :mod:`mediator.mailboxes.transaction` hold here too. Where several instances share a database mailboxes are
 locked before connections: a change of both names the place of the mailbox when the transaction begins.
 """
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from mediator.mailboxes import ports as mailboxes
+from mediator.mailboxes.transaction import Transaction
 from pickup.rules.records import (
     AccessRule,
     Connection,
@@ -215,20 +216,27 @@ class Uses(Protocol):
         """Return the counts of the hours from ``since`` on, in order."""
 
 
-class MediationTransaction(mailboxes.Transaction, Protocol):
+class MediationTransaction(Transaction):
     """All tables that a rule of mediation may use."""
 
     @property
+    @abstractmethod
     def connections(self) -> Connections: ...  # noqa: D102
     @property
+    @abstractmethod
     def routes(self) -> Routes: ...  # noqa: D102
     @property
+    @abstractmethod
     def invitations(self) -> Invitations: ...  # noqa: D102
     @property
+    @abstractmethod
     def identities(self) -> Identities: ...  # noqa: D102
     @property
+    @abstractmethod
     def replays(self) -> Replays: ...  # noqa: D102
     @property
+    @abstractmethod
     def access_rules(self) -> AccessRules: ...  # noqa: D102
     @property
+    @abstractmethod
     def uses(self) -> Uses: ...  # noqa: D102

@@ -24,7 +24,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, DateType, LongType, StringType, StructField, StructType
 
 from mediator.errors import SetupError, UnavailableError
-from mediator.mailboxes.ports import Copy
+from mediator.mailboxes.message import Copy
 from mediator.operate.units import format_count
 from pipeline.lake import ARCHIVE as ARCHIVE_TABLE
 from pipeline.lake import ProgressCallback, no_progress, spark_path, table_path

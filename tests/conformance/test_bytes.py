@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mediator.mailboxes.group import Lease
 from mediator.mailboxes.lanes import Lane
-from mediator.mailboxes.ports import Filter, Usage
+from mediator.mailboxes.message import Filter, Usage
 from tests.harness.samples import ALL, T0, add, cut, everything, get, held, ids, leases, put, waiting
 
 PAYLOADS = {

@@ -7,7 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mediator.mailboxes.mailbox import Mailbox
-from mediator.mailboxes.ports import Transaction, Usage
+from mediator.mailboxes.message import Usage
+from mediator.mailboxes.transaction import Transaction
 from tests.harness.samples import ALL, T0, add, get, held, put
 
 RECIPIENTS = (None, "r", "s")

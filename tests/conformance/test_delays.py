@@ -5,8 +5,7 @@ import sys
 import pytest
 
 from mediator.mailboxes.lanes import Lane
-from mediator.mailboxes.message import HIDDEN_ID
-from mediator.mailboxes.ports import Copy, Usage
+from mediator.mailboxes.message import HIDDEN_ID, Copy, Usage
 from tests.harness.samples import ALL, T0, add, everything, get, put, waiting
 from tests.harness.stores import undone
 

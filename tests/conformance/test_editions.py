@@ -9,8 +9,7 @@ from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.collecting import forget_volatile
 from mediator.mailboxes.events import EventType
 from mediator.mailboxes.lanes import Lane
-from mediator.mailboxes.message import Draft
-from mediator.mailboxes.ports import Filter
+from mediator.mailboxes.message import Draft, Filter
 from mediator.mailboxes.quotas import Quotas
 from mediator.mailboxes.sending import Send, release, send
 from tests.harness.samples import ALL, T0, TENANT, add, cut, everything, get, held, ids, put, waiting

@@ -2,9 +2,8 @@
 
 import pytest
 
-from mediator.mailboxes.group import NO_LEASE, Checked, Lease, Reply
+from mediator.mailboxes.group import NO_LEASE, NO_LEASES, Checked, Lease, LeaseCount, LeasePlace, Reply
 from mediator.mailboxes.lanes import LANES, Lane
-from mediator.mailboxes.ports import NO_LEASES, LeaseCount, LeasePlace
 from mediator.store.sqlite import SqliteStore
 from tests.harness.samples import ALL, T0, add, get, ids, leases, put
 from tests.harness.stores import undone

@@ -2,8 +2,8 @@
 
 import pytest
 
-from mediator.mailboxes.mailbox import Kind, NewMailbox, Retention
-from mediator.mailboxes.ports import MailboxRow, Usage
+from mediator.mailboxes.mailbox import Kind, MailboxRow, NewMailbox, Retention
+from mediator.mailboxes.message import Usage
 from tests.harness.samples import ALL, T0, TENANT, add, cut, everything, get, held, plain, put, waiting
 
 

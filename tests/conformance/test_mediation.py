@@ -8,7 +8,7 @@ import pytest
 from mediator.errors import UnavailableError
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Kind, Retention
-from mediator.mailboxes.ports import Filter, Usage
+from mediator.mailboxes.message import Filter, Usage
 from mediator.store.sqlite import SqliteStore
 from pickup.rules.names import MAX_CANONICAL
 from pickup.rules.ports import ConnectionCursor, ConnectionRow

@@ -3,8 +3,7 @@
 import pytest
 
 from mediator.mailboxes.lanes import LANES, Lane
-from mediator.mailboxes.message import Handle
-from mediator.mailboxes.ports import Expired, Filter, Usage
+from mediator.mailboxes.message import Expired, Filter, Handle, Usage
 from tests.harness.samples import ALL, T0, add, cut, everything, get, held, ids, plain, put
 
 

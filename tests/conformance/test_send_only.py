@@ -2,7 +2,7 @@
 
 import pytest
 
-from mediator.mailboxes.ports import Filter
+from mediator.mailboxes.message import Filter
 from tests.harness.samples import ALL, T0, TENANT, add, get, put
 
 pytestmark = pytest.mark.rule("A10")

@@ -9,7 +9,7 @@ from mediator.mailboxes.events import Event, EventType
 from mediator.mailboxes.group import Lease
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import NewMailbox
-from mediator.mailboxes.ports import Usage
+from mediator.mailboxes.message import Usage
 from tests.harness.samples import (
     ALL,
     T0,

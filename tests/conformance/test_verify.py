@@ -13,9 +13,9 @@ from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Retention
 from mediator.mailboxes.message import Draft
 from mediator.mailboxes.sending import Send
+from mediator.mailboxes.session import SHARE_FROM
+from mediator.mailboxes.transaction import Transaction
 from mediator.store.base import Store
-from mediator.store.session import SHARE_FROM
-from mediator.store.transaction import Transaction
 from registry.index.vectors import pack_rows
 from registry.records import CardVectors
 from tests.harness.agents import Agency

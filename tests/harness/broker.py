@@ -19,8 +19,7 @@ from mediator.mailboxes.creating import Create, Created, Update
 from mediator.mailboxes.events import Event, EventType
 from mediator.mailboxes.fetching import Deliver, Fetch, Fetched
 from mediator.mailboxes.mailbox import Mailbox
-from mediator.mailboxes.message import Draft, Message
-from mediator.mailboxes.ports import Filter
+from mediator.mailboxes.message import Draft, Filter, Message
 from mediator.mailboxes.querying import Query
 from mediator.mailboxes.quotas import Quotas
 from mediator.mailboxes.sending import Released, Send

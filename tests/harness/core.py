@@ -12,8 +12,7 @@ from typing import Any
 from mediator.broker import Broker
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.creating import Create
-from mediator.mailboxes.message import Draft, Message
-from mediator.mailboxes.ports import Filter
+from mediator.mailboxes.message import Draft, Filter, Message
 from mediator.mailboxes.querying import Query
 from mediator.mailboxes.sending import Send
 from mediator.metrics import Metrics

@@ -7,8 +7,8 @@ from typing import Any
 from mediator.mailboxes.group import NO_LEASE, Group, Lease
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.mailbox import Mailbox, NewMailbox
-from mediator.mailboxes.message import HIDDEN_ID, Delayed, Message
-from mediator.mailboxes.ports import Filter, Transaction
+from mediator.mailboxes.message import HIDDEN_ID, Delayed, Filter, Message
+from mediator.mailboxes.transaction import Transaction
 
 T0 = 1_767_225_600_000
 """The time at which the tests begin, in milliseconds since the epoch."""

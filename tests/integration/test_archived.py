@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mediator.errors import SetupError, UnavailableError
-from mediator.mailboxes.ports import Copy
+from mediator.mailboxes.message import Copy
 from mediator.operate.store_access import ask_or_use_store
 from mediator.settings.settings import Settings
 from mediator.store.opening import database_path

@@ -19,6 +19,7 @@ from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.message import Draft
 from mediator.mailboxes.querying import Query
 from mediator.mailboxes.sending import Send
+from mediator.mailboxes.session import SHARE_FROM
 from mediator.metrics import Metrics
 from mediator.operate.audit import AuditLog
 from mediator.operate.forgetting import Forgetting
@@ -27,7 +28,6 @@ from mediator.operate.operations import Actor, Operations, Right
 from mediator.parts import cleanup_steps, find_parts
 from mediator.store.base import Store
 from mediator.store.opening import DATABASE_FILE
-from mediator.store.session import SHARE_FROM
 from mediator.store.sqlite import SqliteStore
 from registry.tables import RegistryTables
 from tests.harness.agents import Agency

@@ -27,12 +27,12 @@ from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.creating import Create
 from mediator.mailboxes.events import EventType
 from mediator.mailboxes.fetching import Deliver, Fetch
-from mediator.mailboxes.group import NO_LEASE
+from mediator.mailboxes.group import NO_LEASE, LeasePlace
 from mediator.mailboxes.mailbox import Retention
 from mediator.mailboxes.message import Draft
-from mediator.mailboxes.ports import LeasePlace, Transaction
 from mediator.mailboxes.sending import Send
 from mediator.mailboxes.settling import Ack
+from mediator.mailboxes.transaction import Transaction
 from mediator.metrics import Metrics
 from mediator.operate.audit import AuditLog
 from mediator.operate.operations import Actor, Operation, Operations, Right

@@ -13,7 +13,7 @@ from playhouse.migrations import Runner
 
 from mediator.errors import SchemaError
 from mediator.mailboxes.address import redact
-from mediator.mailboxes.ports import Filter
+from mediator.mailboxes.message import Filter
 from mediator.store import migrate
 from mediator.store.base import Store
 from mediator.store.sqlite import SqliteStore

@@ -20,8 +20,8 @@ from nats.errors import NoRespondersError
 from mediator.errors import SetupError, UnavailableError
 from mediator.login import Login
 from mediator.mailboxes.message import Draft
-from mediator.mailboxes.ports import Transaction
 from mediator.mailboxes.sending import Send
+from mediator.mailboxes.transaction import Transaction
 from mediator.nats import connection as connection_module
 from mediator.nats import server as server_module
 from mediator.nats.client import Request

@@ -14,8 +14,7 @@ import pytest
 from mediator.errors import BusyError, SetupError, UnavailableError, UncertainError
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import NewMailbox
-from mediator.mailboxes.message import HIDDEN_ID, Delayed, Message
-from mediator.mailboxes.ports import Filter
+from mediator.mailboxes.message import HIDDEN_ID, Delayed, Filter, Message
 from mediator.store import postgres as store_module
 from mediator.store.base import Store
 from mediator.store.postgres import PostgresStore

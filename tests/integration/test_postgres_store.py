@@ -13,12 +13,13 @@ from mediator.mailboxes.address import PUBLIC
 from mediator.mailboxes.bounds import Bounds, Quota
 from mediator.mailboxes.creating import Create
 from mediator.mailboxes.fetching import Deliver, Fetch
+from mediator.mailboxes.group import NO_LEASES
 from mediator.mailboxes.lanes import Lane
-from mediator.mailboxes.message import Draft, Message
-from mediator.mailboxes.ports import NO_LEASES, Filter, Transaction
+from mediator.mailboxes.message import Draft, Filter, Message
 from mediator.mailboxes.quotas import Quotas
 from mediator.mailboxes.sending import Send
 from mediator.mailboxes.settling import Ack
+from mediator.mailboxes.transaction import Transaction
 from mediator.store.base import Store
 from tests.harness.postgres import Server
 

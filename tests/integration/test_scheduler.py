@@ -11,8 +11,7 @@ from mediator.errors import UnavailableError
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.creating import Create
 from mediator.mailboxes.fetching import Deliver, Fetch
-from mediator.mailboxes.message import HIDDEN_ID, Draft
-from mediator.mailboxes.ports import Filter
+from mediator.mailboxes.message import HIDDEN_ID, Draft, Filter
 from mediator.mailboxes.querying import Query
 from mediator.mailboxes.sending import Send
 from mediator.store.opening import database_path

@@ -15,7 +15,7 @@ from mediator.errors import BusyError, MediatorError, NoSuchMessageError, Unavai
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import NewMailbox
 from mediator.mailboxes.message import Message
-from mediator.mailboxes.ports import Transaction
+from mediator.mailboxes.transaction import Transaction
 from mediator.store import writer as writer_module
 from mediator.store.base import Place
 from mediator.store.sqlite import SqliteStore

@@ -6,8 +6,9 @@ from mediator.mailboxes import collecting
 from mediator.mailboxes.collecting import Collected
 from mediator.mailboxes.events import EventType
 from mediator.mailboxes.fetching import Deliver
+from mediator.mailboxes.group import LeasePlace
 from mediator.mailboxes.lanes import Lane
-from mediator.mailboxes.ports import LeasePlace, Usage
+from mediator.mailboxes.message import Usage
 from tests.harness.broker import BOX, DAY, GROUP, HOUR, SECOND, TENANT, Broker
 
 

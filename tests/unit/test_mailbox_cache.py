@@ -3,8 +3,8 @@
 import pytest
 
 from mediator.mailboxes.mailbox import NewMailbox
-from mediator.store.caches import MailboxCache
-from mediator.store.rows import KeptMailbox
+from mediator.mailboxes.rows import KeptMailbox
+from mediator.mailboxes.session import MailboxCache
 
 
 def added(cache: MailboxCache, no: int, address: str) -> KeptMailbox:

@@ -24,7 +24,7 @@ from mediator.errors import (
 from mediator.mailboxes.fetching import Deliver, Fetch, Fetched
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Kind, Retention
-from mediator.mailboxes.ports import Usage
+from mediator.mailboxes.message import Usage
 from mediator.store.base import Store
 from tests.harness.broker import DAY, SECOND, START, TENANT, Broker
 from tests.harness.stores import ram_store

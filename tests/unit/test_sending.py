@@ -16,8 +16,8 @@ from mediator.mailboxes.bounds import MAX_DEDUP_IDS, Bounds
 from mediator.mailboxes.events import EventType
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Kind, Retention
-from mediator.mailboxes.ports import Transaction
 from mediator.mailboxes.sending import RELEASE_BYTES
+from mediator.mailboxes.transaction import Transaction
 from mediator.store.base import Store
 from mediator.store.sqlite import SqliteStore
 from tests.harness.broker import BOX, DAY, HOUR, SECOND, START, TENANT, Broker

@@ -8,7 +8,7 @@ from mediator.mailboxes.fetching import FULL, Deliver
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Mailbox, Retention
 from mediator.mailboxes.message import Handle
-from mediator.mailboxes.ports import Messages
+from mediator.mailboxes.tables.messages import Messages
 from tests.harness.broker import BOX, GROUP, HOUR, SECOND, START, TENANT, Broker
 
 CRITICAL, URGENT, NORMAL, LOW = Lane

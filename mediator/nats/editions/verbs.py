@@ -13,8 +13,7 @@ from mediator.mailboxes import board
 from mediator.mailboxes.address import parse_address
 from mediator.mailboxes.board import PAGE, PublicList, PublicPage
 from mediator.mailboxes.bounds import DEFAULT_FETCH, MAX_FETCH, MAX_TAG, MAX_TAGS
-from mediator.mailboxes.message import Message
-from mediator.mailboxes.ports import Filter
+from mediator.mailboxes.message import Filter, Message
 from mediator.mailboxes.querying import Query, Unread
 from mediator.nats import replies, requests
 from mediator.nats.editions import python_client

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from mediator.errors import DamagedError, SetupError, UnavailableError
 from mediator.mailboxes.lanes import LANES
-from mediator.mailboxes.ports import Copy
+from mediator.mailboxes.message import Copy
 from mediator.store.base import Store
 from mediator.store.sqlite import SqliteStore
 from pipeline.lake import archive as lake_archive

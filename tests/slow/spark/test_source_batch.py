@@ -22,8 +22,7 @@ from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, LessThan
 
 from mediator.errors import BadRequestError
 from mediator.mailboxes.lanes import LANES
-from mediator.mailboxes.message import Message
-from mediator.mailboxes.ports import Filter
+from mediator.mailboxes.message import Filter, Message
 from mediator.mailboxes.querying import Query, query
 from mediator.store.base import Store
 from mediator.store.sqlite import SqliteStore

@@ -1,25 +1,26 @@
-"""Delayed messages, dedup ids and the archive outbox in SQL."""
+"""What waits in SQL: delayed messages, copies for the archive, lines of the journal; and dedup ids."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+from mediator.mailboxes import rows
 from mediator.mailboxes.bounds import MAX_DEDUP_IDS
-from mediator.mailboxes.lanes import Lane
+from mediator.mailboxes.events import Event, EventType
+from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.mailbox import Mailbox
-from mediator.mailboxes.message import HIDDEN_ID, Delayed, Message
-from mediator.mailboxes.ports import Copy, DelayedRow, Expired, Usage
-from mediator.store import rows
-from mediator.store.session import Session, Table
-from mediator.store.tables.mailboxes import Mailboxes
+from mediator.mailboxes.message import HIDDEN_ID, Copy, Delayed, DelayedRow, Expired, Message, Usage
+from mediator.mailboxes.session import Session, Table
+from mediator.mailboxes.tables.mailboxes import Mailboxes
 
 OUTBOX = "outbox"
 """What the copies that wait in the outbox, or will, are counted under."""
 
 
 class Delays(Table):
-    """See :class:`mediator.mailboxes.ports.Delays`."""
+    """Messages that are not yet visible (S4)."""
 
     def add(self, delayed: Delayed) -> None:
+        """Keep a delayed message; the store gives it its ``seq``."""
         message = delayed.message
         self._count_copies(delayed.archive)
         self._execute(
@@ -39,6 +40,7 @@ class Delays(Table):
         )
 
     def due(self, now: int, limit: int, budget: int) -> list[Delayed]:
+        """Return what is due, by time and then in order of arrival; stops behind ``budget`` bytes of size."""
         # Locked, so that of two instances only one releases a message; weighed before any payload is read.
         sql = f"SELECT seq, size FROM delayed WHERE due_at <= ? ORDER BY due_at, seq LIMIT ? {self._dialect.lock()}"
         chosen: list[int] = []
@@ -51,10 +53,12 @@ class Delays(Table):
         return [rows.delayed(row) for row in self._for_each(sql, "seq", chosen)]
 
     def of(self, mailbox: Mailbox, limit: int) -> list[Delayed]:
+        """Return what waits for one mailbox."""
         sql = f"SELECT {rows.DELAYED} FROM delayed WHERE mailbox_no = ? LIMIT ?"
         return [rows.delayed(row) for row in self._execute(sql, (mailbox.no, limit))]
 
     def soonest(self, mailbox: Mailbox, among: int, limit: int) -> Sequence[DelayedRow]:
+        """Return what of it falls due first, of so many messages in no order, without payloads."""
         sql = (
             "SELECT due_at, lane, size, sent_at FROM"
             " (SELECT due_at, lane, size, sent_at FROM delayed WHERE mailbox_no = ? LIMIT ?) AS soon"
@@ -64,6 +68,7 @@ class Delays(Table):
         return [DelayedRow(due_at, Lane(lane), size, sent_at) for due_at, lane, size, sent_at in found]
 
     def usage(self, mailbox: Mailbox, now: int = 0) -> Usage:
+        """Return how much waits for one mailbox and has not expired by ``now``."""
         row = self._session.one(
             "SELECT count(*), coalesce(sum(size), 0) FROM delayed WHERE mailbox_no = ?"
             " AND (expire_at IS NULL OR expire_at > ?)",
@@ -72,10 +77,12 @@ class Delays(Table):
         return Usage(int(row[0]), int(row[1]))
 
     def remove(self, delayed: Sequence[Delayed]) -> None:
+        """Forget delayed messages that were released."""
         self._count_copies(-sum(item.archive for item in delayed))
         self._for_each("DELETE FROM delayed WHERE {among}", "seq", [item.seq for item in delayed])
 
     def drop_volatile(self, instance: str, limit: int) -> list[Expired]:
+        """Remove, unread, what the next start of a service removes, and return what it was (E5)."""
         gone = self._execute(
             "DELETE FROM delayed WHERE seq IN (SELECT seq FROM delayed WHERE volatile = ? LIMIT ?)"
             f" RETURNING {HIDDEN_ID}, lane, size, sent_at, recipient, extra, mailbox_no, archive",
@@ -85,10 +92,12 @@ class Delays(Table):
         return [Expired(row[6], rows.handle(row)) for row in gone]
 
     def next_due(self) -> int | None:
+        """Return when the next message falls due."""
         row = self._session.one("SELECT min(due_at) FROM delayed")
         return None if row[0] is None else int(row[0])
 
     def clear(self, mailbox: Mailbox, limit: int) -> int:
+        """Remove what waits for a retired mailbox, unread; return how many."""
         gone = self._execute(
             "DELETE FROM delayed WHERE seq IN (SELECT seq FROM delayed WHERE mailbox_no = ? LIMIT ?) RETURNING archive",
             (mailbox.no, limit),
@@ -103,13 +112,14 @@ class Delays(Table):
 
 
 class DedupIds(Table):
-    """See :class:`mediator.mailboxes.ports.DedupIds`."""
+    """Which dedup ids a mailbox has seen (S3)."""
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
         self._mailboxes = session.table(Mailboxes)
 
     def find(self, mailbox: Mailbox, dedup_id: str, now: int) -> int | None:
+        """Return the msg_id that was answered for it, None when it is new or its time is over."""
         row = self._session.first(
             "SELECT msg_id FROM dedup WHERE mailbox_no = ? AND dedup_id = ? AND expire_at > ?",
             (mailbox.no, dedup_id, now),
@@ -117,6 +127,7 @@ class DedupIds(Table):
         return None if row is None else int(row[0])
 
     def add(self, mailbox: Mailbox, dedup_id: str, msg_id: int, expire_at: int) -> None:
+        """Keep an id; beyond the bound of a mailbox the oldest are forgotten."""
         kept = self._session.touch(mailbox)
         kept.dirty = True
         kept.dedup_ids += 1 - self._delete("mailbox_no = ? AND dedup_id = ?", (mailbox.no, dedup_id))
@@ -131,16 +142,19 @@ class DedupIds(Table):
             )
 
     def settle(self, mailbox: Mailbox, dedup_id: str, msg_id: int) -> None:
+        """Set the msg_id of a delayed message that became visible."""
         self._execute(
             "UPDATE dedup SET msg_id = ? WHERE mailbox_no = ? AND dedup_id = ?", (msg_id, mailbox.no, dedup_id)
         )
 
     def forget(self, mailbox: Mailbox, dedup_id: str) -> None:
+        """End an id with its message."""
         kept = self._session.touch(mailbox)
         kept.dirty = True
         kept.dedup_ids -= self._delete("mailbox_no = ? AND dedup_id = ?", (mailbox.no, dedup_id))
 
     def collect(self, now: int, limit: int) -> int:
+        """Remove ids whose time is over; return how many."""
         ended = self._execute("SELECT seq, mailbox_no FROM dedup WHERE expire_at <= ? LIMIT ?", (now, limit))
         mailboxes = self._mailboxes.by_no({row[1] for row in ended})
         gone = self._for_each("DELETE FROM dedup WHERE {among} RETURNING mailbox_no", "seq", [row[0] for row in ended])
@@ -152,6 +166,7 @@ class DedupIds(Table):
         return len(ended)
 
     def clear(self, mailbox: Mailbox, limit: int) -> int:
+        """Remove ids of a retired mailbox; return how many."""
         return self._delete("seq IN (SELECT seq FROM dedup WHERE mailbox_no = ? LIMIT ?)", (mailbox.no, limit))
 
     def _delete(self, where: str, parameters: Sequence[Any]) -> int:
@@ -159,9 +174,10 @@ class DedupIds(Table):
 
 
 class Outbox(Table):
-    """See :class:`mediator.mailboxes.ports.Outbox`."""
+    """Copies that wait for the archive (S6), each under a number above those of all that came before."""
 
     def backlog(self) -> int:
+        """Return how many copies wait, delayed messages that will need one included."""
         return self._session.count(OUTBOX, self._count)
 
     def _count(self) -> int:
@@ -173,6 +189,7 @@ class Outbox(Table):
         return int(self._session.one(sql)[0])
 
     def add(self, mailbox: Mailbox, message: Message) -> None:
+        """Copy a message."""
         self._session.add_count(OUTBOX, 1)
         self._execute(
             "INSERT INTO outbox (tenant, address, mailbox_no, msg_id, lane, size, created_at, expire_at, key, tags,"
@@ -191,6 +208,10 @@ class Outbox(Table):
         )
 
     def forget(self, tenant: str, address: str, after: int, limit: int) -> tuple[int, int | None]:
+        """Take out the copies of an address among the next ``limit`` behind a number.
+
+        Returns how many there were, and the number to go on behind; None at the end.
+        """
         sql = "SELECT seq FROM outbox WHERE seq > ? ORDER BY seq LIMIT 1 OFFSET ?"
         end = self._session.first(sql, (after, limit))
         last = None if end is None else int(end[0])
@@ -204,6 +225,7 @@ class Outbox(Table):
         return len(gone), last
 
     def remove(self, copies: Sequence[Copy]) -> int:
+        """Take out copies that the archive has, and return how many of them were there."""
         named = set(copies)
         sql = "SELECT seq, mailbox_no, msg_id, created_at FROM outbox WHERE {among}"
         found = self._for_each(sql, "seq", [copy.seq for copy in copies])
@@ -212,3 +234,67 @@ class Outbox(Table):
         if gone:
             self._session.add_count(OUTBOX, -gone)
         return gone
+
+
+class TailRow(NamedTuple):
+    """Lines of the journal that may not be in its files yet."""
+
+    no: int
+    instance: str
+    """Which service wrote it."""
+    written_at: int
+    lines: bytes
+
+
+class Tail(Table):
+    """Lines of the journal that are committed with a transaction until they are in its files."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session)
+        self.ordered = session.dialect.ordered
+        self._waiting: list[tuple[str, int, bytes]] = []
+
+    @property
+    def removed(self) -> bool:
+        """Whether this transaction removed messages; places behind the last mark may be taken anew then."""
+        return self._session.removed
+
+    def add(self, instance: str, lines: bytes, now: int) -> None:
+        """Keep lines with this transaction, in a row behind all others of the instance."""
+        if not self._waiting:
+            self._session.before_commit.append(self._insert)
+        self._waiting.append((instance, now, lines))
+
+    def _insert(self) -> None:
+        self._dialect.many("INSERT INTO journal_tail (instance, written_at, lines) VALUES (?, ?, ?)", self._waiting)
+
+    def numbers(self, instance: str) -> list[int]:
+        """Return which rows the instance has."""
+        return [row[0] for row in self._execute("SELECT seq FROM journal_tail WHERE instance = ?", (instance,))]
+
+    def read(self, after: int, limit: int) -> list[TailRow]:
+        """Return rows of all instances behind a number, in order of their numbers."""
+        sql = "SELECT seq, instance, written_at, lines FROM journal_tail WHERE seq > ? ORDER BY seq LIMIT ?"
+        return [TailRow(*row) for row in self._execute(sql, (after, limit))]
+
+    def remove(self, numbers: Sequence[int]) -> None:
+        """Forget rows whose lines are in files."""
+        self._for_each("DELETE FROM journal_tail WHERE {among}", "seq", numbers)
+
+    def mark(self) -> int:
+        """Return the place of the last message, 0 when there is none."""
+        self._session.flush()
+        return int(self._session.one("SELECT coalesce(max(id), 0) FROM message")[0])
+
+    def behind(self, mark: int, limit: int) -> list[tuple[int, Event]]:
+        """Return what the messages behind a place tell of their storing, each with its own place, in order."""
+        self._session.flush()
+        found = self._execute(
+            "SELECT id, tenant, mailbox_no, lane, msg_id, size, message.created_at FROM message"
+            " JOIN mailbox ON mailbox_no = no WHERE id > ? ORDER BY id LIMIT ?",
+            (mark, limit),
+        )
+        return [
+            (row[0], Event(EventType.STORED, row[6], row[1], row[2], LANES[row[3]], row[4], row[5], row[6]))
+            for row in found
+        ]

@@ -1,24 +1,23 @@
-"""Visible messages in SQL."""
+"""Visible messages in SQL, and how far they were pushed."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from mediator.mailboxes.lanes import Lane
+from mediator.mailboxes import rows
+from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.mailbox import Mailbox
-from mediator.mailboxes.message import Handle, Message
-from mediator.mailboxes.ports import MAX_EXPIRED, Expired, Filter, Usage
-from mediator.store import rows
-from mediator.store.dialect import chunks
-from mediator.store.session import Table
+from mediator.mailboxes.message import MAX_EXPIRED, Expired, Filter, Handle, Message, Usage
+from mediator.mailboxes.session import Table, chunks
 
 EXPIRED = "SELECT mailbox_no, msg_id, size FROM message WHERE expire_at <= ? ORDER BY expire_at LIMIT ?"
 """Which messages expired first, of all mailboxes; the index alone answers it."""
 
 
 class Messages(Table):
-    """See :class:`mediator.mailboxes.ports.Messages`."""
+    """Visible messages. Expired ones count as gone wherever ``now`` is given."""
 
     def append(self, mailbox: Mailbox, message: Message) -> None:
+        """Keep a message and count it; ``message.msg_id`` is ``mailbox.next_id``, which moves up by one."""
         kept = self._session.touch(mailbox)
         kept.next_id = message.msg_id + 1
         kept.messages += 1
@@ -29,6 +28,7 @@ class Messages(Table):
             self._session.hold(kept, message.recipient, 1, message.size)
 
     def handles(self, mailbox: Mailbox, ids: Sequence[int], now: int) -> dict[int, Handle]:
+        """Return the handles of these messages, those that are there."""
         self._session.flush()
         sql = (
             f"SELECT {rows.HANDLE} FROM message WHERE mailbox_no = ? AND {{among}}"
@@ -38,6 +38,7 @@ class Messages(Table):
         return {row[0]: rows.handle(row) for row in found}
 
     def keyed(self, mailbox: Mailbox, key: str) -> Handle | None:
+        """Return the message that has the key, expired or not (S2)."""
         if self._session.unwritten(mailbox, key):
             self._session.flush()
         row = self._session.first(
@@ -55,6 +56,10 @@ class Messages(Table):
         now: int,
         without: Collection[int] = (),
     ) -> list[Message]:
+        """Return messages of a lane behind msg_id ``after``, in order; stops behind ``budget`` bytes of size.
+
+        Those whose msg_id is in ``without`` are passed over unread.
+        """
         if (mailbox.no, lane) in self._session.empty_lanes:
             return []
         self._session.flush()
@@ -73,6 +78,7 @@ class Messages(Table):
         return f" AND NOT ({among})", parameters
 
     def pick(self, mailbox: Mailbox, ids: Sequence[int], budget: int, now: int) -> list[Message]:
+        """Return these messages in order of msg_id, those that are there; stops behind ``budget`` bytes of size."""
         self._session.flush()
         found: list[Message] = []
         for chunk in chunks(sorted(ids)):
@@ -85,10 +91,12 @@ class Messages(Table):
         return found
 
     def newest(self, mailbox: Mailbox, wanted: Filter, limit: int, budget: int, now: int) -> list[Message]:
+        """Return the newest messages that fit the filter, in ascending msg_id (Q1)."""
         source, parameters = self._wanted(mailbox, wanted, now)
         return self._within(source, parameters, "msg_id DESC", limit, budget)[::-1]
 
     def heads(self, mailbox: Mailbox, wanted: Filter, limit: int, now: int) -> list[Message]:
+        """Do as :meth:`newest` and leave the payloads unread: each is empty."""
         source, parameters = self._wanted(mailbox, wanted, now)
         sql = f"SELECT {rows.HEAD} FROM {source} ORDER BY msg_id DESC LIMIT ?"
         found = self._execute(sql, (*parameters, limit))
@@ -125,6 +133,7 @@ class Messages(Table):
         return taken
 
     def between(self, mailbox: Mailbox, lane: Lane, after: int, last: int, now: int) -> list[Handle]:
+        """Return a lane's living messages behind ``after`` up to and with ``last``."""
         self._session.flush()
         sql = (
             f"SELECT {rows.HANDLE} FROM {self._dialect.lane_source(lane)}"
@@ -134,6 +143,7 @@ class Messages(Table):
         return [rows.handle(row) for row in self._execute(sql, (mailbox.no, after, last, now))]
 
     def first(self, mailbox: Mailbox, limit: int) -> list[Handle]:
+        """Return the oldest messages of a mailbox, expired or not."""
         self._session.flush()
         sql = f"SELECT {rows.HANDLE} FROM message WHERE mailbox_no = ? ORDER BY msg_id LIMIT ?"
         return [rows.handle(row) for row in self._execute(sql, (mailbox.no, limit))]
@@ -159,6 +169,7 @@ class Messages(Table):
         return mailbox.next_id if row is None else int(row[0])
 
     def remove(self, mailbox: Mailbox, handles: Sequence[Handle]) -> None:
+        """Remove messages and take them from the counters."""
         self._session.flush()
         self._session.removed = True
         kept = self._session.touch(mailbox)
@@ -178,11 +189,13 @@ class Messages(Table):
             self._execute("DELETE FROM body WHERE no = ? AND refs <= 0", (body_no,))
 
     def expired(self, now: int, limit: int) -> list[Expired]:
+        """Return messages whose TTL is over, oldest expiry first."""
         self._session.flush()
         sql = f"SELECT {rows.HANDLE}, mailbox_no FROM message WHERE expire_at <= ? ORDER BY expire_at LIMIT ?"
         return [Expired(row[7], rows.handle(row)) for row in self._execute(sql, (now, limit))]
 
     def expired_in(self, mailbox: Mailbox, now: int, limit: int) -> list[Handle]:
+        """Return messages of one mailbox whose TTL is over, of the first :data:`MAX_EXPIRED` messages that expired."""
         self._session.flush()
         sql = f"SELECT msg_id FROM ({EXPIRED}) AS gone WHERE mailbox_no = ? LIMIT ?"
         found = self._execute(sql, (now, MAX_EXPIRED, mailbox.no, limit))
@@ -190,6 +203,7 @@ class Messages(Table):
         return list(self.handles(mailbox, [row[0] for row in found], 0).values())
 
     def volatile(self, instance: str, limit: int) -> list[Expired]:
+        """Return messages that the next start of a service removes (E5)."""
         self._session.flush()
         sql = f"SELECT {rows.HANDLE}, mailbox_no FROM message WHERE volatile = ? LIMIT ?"
         return [Expired(row[7], rows.handle(row)) for row in self._execute(sql, (instance, limit))]
@@ -204,6 +218,7 @@ class Messages(Table):
         now: int,
         without: Collection[int] = (),
     ) -> list[Message]:
+        """Return messages for one recipient key behind msg_id ``after``, as :meth:`lane` does (D3)."""
         self._session.flush()
         others, parameters = self._others(without)
         source = (
@@ -213,8 +228,39 @@ class Messages(Table):
         return self._within(source, (mailbox.no, recipient, after, now, *parameters), "msg_id", limit, budget)
 
     def held_for(self, mailbox: Mailbox, recipient: str) -> Usage:
+        """Return what is kept for one recipient key, without a scan (D1)."""
         self._session.flush_held()
         row = self._session.first(
             "SELECT messages, bytes FROM held WHERE mailbox_no = ? AND recipient = ?", (mailbox.no, recipient)
         )
         return Usage(0, 0) if row is None else Usage(row[0], row[1])
+
+
+class Pushed(Table):
+    """How far the mail of each mailbox was pushed, and confirmed by whom it was pushed to (E4)."""
+
+    def raise_to(self, mailbox: Mailbox, marks: Sequence[int]) -> None:
+        """Note the highest confirmed msg_id of each lane, -1 for none; a mark never goes back."""
+        self._dialect.many(
+            "INSERT INTO pushed (mailbox_no, lane, msg_id) VALUES (?, ?, ?) ON CONFLICT (mailbox_no, lane)"
+            " DO UPDATE SET msg_id = excluded.msg_id WHERE excluded.msg_id > pushed.msg_id",
+            [(mailbox.no, lane.value, mark) for lane, mark in zip(LANES, marks, strict=True) if mark >= 0],
+        )
+
+    def marks(self, mailbox: Mailbox) -> list[int]:
+        """Return the marks, by lane."""
+        found = self._execute("SELECT lane, msg_id FROM pushed WHERE mailbox_no = ?", (mailbox.no,))
+        marks = {int(lane): int(msg_id) for lane, msg_id in found}
+        return [marks.get(lane.value, -1) for lane in LANES]
+
+    def unread(self, mailbox: Mailbox, now: int) -> int:
+        """Return how many live messages stand behind the marks."""
+        self._session.flush()
+        total = 0
+        for lane, mark in zip(LANES, self.marks(mailbox), strict=True):
+            sql = (
+                f"SELECT count(*) FROM {self._dialect.lane_source(lane)} WHERE lane = {lane.value}"
+                " AND mailbox_no = ? AND msg_id > ? AND (expire_at IS NULL OR expire_at > ?)"
+            )
+            total += int(self._session.one(sql, (mailbox.no, mark, now))[0])
+        return total

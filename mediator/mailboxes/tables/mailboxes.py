@@ -3,24 +3,24 @@
 from collections.abc import Iterable, Sequence
 from hmac import compare_digest
 
+from mediator.mailboxes import rows
 from mediator.mailboxes.address import PUBLIC
-from mediator.mailboxes.mailbox import Kind, Mailbox, NewMailbox, Retention
-from mediator.mailboxes.ports import MAX_EXPIRED, MailboxRow, Usage
+from mediator.mailboxes.mailbox import Kind, Mailbox, MailboxRow, NewMailbox, Retention
+from mediator.mailboxes.message import MAX_EXPIRED, Usage
+from mediator.mailboxes.rows import KeptMailbox, Row
 from mediator.mailboxes.send_only import is_send_only
-from mediator.store import rows
-from mediator.store.dialect import send_only_addresses
-from mediator.store.rows import KeptMailbox, Row
-from mediator.store.session import Table
-from mediator.store.tables.messages import EXPIRED
+from mediator.mailboxes.session import Table, send_only_addresses
+from mediator.mailboxes.tables.messages import EXPIRED
 
 MAILBOXES = "mailboxes"
 """What the mailboxes of a tenant are counted under, with its name."""
 
 
 class Mailboxes(Table):
-    """See :class:`mediator.mailboxes.ports.Mailboxes`."""
+    """The mailboxes themselves."""
 
     def find(self, tenant: str, address: str) -> Mailbox | None:
+        """Return the mailbox that holds the address, expired or not, locked until the transaction ends."""
         known = self._session.mailboxes.at(tenant, address)
         if known is not None:
             return known
@@ -29,6 +29,7 @@ class Mailboxes(Table):
         return None if row is None else self._take(row)
 
     def find_to_send(self, tenant: str, address: str) -> Mailbox | None:
+        """Do as :meth:`find`; the address may be a mailbox's send-only address too (A10)."""
         cache = self._session.mailboxes
         known = cache.at(tenant, address) or cache.at_send_only(tenant, address)
         if known is not None:
@@ -45,12 +46,14 @@ class Mailboxes(Table):
         return mailbox
 
     def send_only(self, mailbox: Mailbox) -> str:
+        """Return the send-only address of a mailbox that is not retired (A10)."""
         assert isinstance(mailbox, KeptMailbox)
         if not mailbox.send_only:
             mailbox.send_only = send_only_addresses(self._dialect).of(mailbox)
         return mailbox.send_only
 
     def send_only_of(self, tenant: str, addresses: Sequence[str], now: int) -> dict[str, str]:
+        """Return by their addresses the send-only addresses of those of these mailboxes that live, locking none."""
         if not addresses:
             return {}
         found = self._execute(
@@ -62,6 +65,7 @@ class Mailboxes(Table):
         return {address: made.make(no, tenant, address, at) for no, address, at in found}
 
     def by_no(self, numbers: Iterable[int]) -> dict[int, Mailbox]:
+        """Return the mailboxes that are there, retired ones too, locked in order of their numbers."""
         found: dict[int, Mailbox] = {}
         missing = []
         for no in sorted(numbers):
@@ -83,6 +87,7 @@ class Mailboxes(Table):
         return mailbox
 
     def add(self, new: NewMailbox) -> Mailbox | None:
+        """Store a new mailbox; None when its address was taken in the meantime."""
         row = self._session.first(
             "INSERT INTO mailbox (tenant, address, created_at, expire_at, description, tags, public, kind, retention,"
             " archive, ack_wait, token_hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -111,6 +116,7 @@ class Mailboxes(Table):
         return mailbox
 
     def describe(self, mailbox: Mailbox, desc: str, tags: tuple[str, ...], ack_wait: int | None) -> None:
+        """Change what describes a mailbox."""
         kept = self._session.touch(mailbox)
         kept.desc, kept.tags, kept.ack_wait = desc, tags, ack_wait
         self._execute(
@@ -119,12 +125,14 @@ class Mailboxes(Table):
         )
 
     def retire(self, mailbox: Mailbox) -> None:
+        """Free the address at once; what is inside is collected later (M1, M4)."""
         kept = self._session.touch(mailbox)
         self._session.mailboxes.forget(kept)
         kept.address = ""
         self._execute("UPDATE mailbox SET address = NULL WHERE no = ?", (mailbox.no,))
 
     def expired(self, now: int, limit: int) -> list[Mailbox]:
+        """Return mailboxes whose TTL is over and whose address is not yet freed, oldest expiry first."""
         found = self._execute(
             "SELECT no FROM mailbox WHERE expire_at <= ? AND address IS NOT NULL ORDER BY expire_at LIMIT ?",
             (now, limit),
@@ -135,10 +143,12 @@ class Mailboxes(Table):
         return [mailboxes[no] for no in numbers if no in mailboxes and mailboxes[no].address]
 
     def retired(self, limit: int) -> list[Mailbox]:
+        """Return mailboxes that wait to be collected."""
         found = self._execute("SELECT no FROM mailbox WHERE address IS NULL ORDER BY no LIMIT ?", (limit,))
         return list(self.by_no(row[0] for row in found).values())
 
     def drop(self, mailbox: Mailbox) -> None:
+        """Remove a retired mailbox, whose messages are gone already."""
         self._session.mailboxes.forget(mailbox)
         self._session.touched.pop(mailbox.no, None)
         self._session.flush_held()
@@ -147,6 +157,7 @@ class Mailboxes(Table):
         self._execute("DELETE FROM mailbox WHERE no = ?", (mailbox.no,))
 
     def public(self, tenant: str, after: str, tags: Sequence[str], skip: int, limit: int, now: int) -> list[Mailbox]:
+        """Do as :meth:`list` for public ones that have all of ``tags``, and leave the first ``skip`` out (E10)."""
         tagged = f" AND {self._dialect.has_tag()}" * len(tags)
         found = self._execute(
             "SELECT no FROM mailbox WHERE tenant = ? AND address > ? AND public = 1"
@@ -156,6 +167,7 @@ class Mailboxes(Table):
         return sorted(self.by_no(row[0] for row in found).values(), key=lambda mailbox: mailbox.address)
 
     def list(self, tenant: str, after: str, limit: int, now: int) -> list[Mailbox]:
+        """Return living mailboxes of a tenant in order of address, those behind ``after``; not that of broadcasts."""
         found = self._execute(
             "SELECT no FROM mailbox WHERE tenant = ? AND address > ? AND (expire_at IS NULL OR expire_at > ?)"
             " AND kind <> ? ORDER BY address LIMIT ?",
@@ -164,6 +176,7 @@ class Mailboxes(Table):
         return sorted(self.by_no(row[0] for row in found).values(), key=lambda mailbox: mailbox.address)
 
     def survey(self, tenant: str, prefix: str, limit: int, now: int) -> Sequence[MailboxRow]:
+        """Return the first living mailboxes of a tenant whose addresses begin so, in order, each with few look-ups."""
         where = (
             "tenant = ? AND address >= ? AND address < ? AND (mailbox.expire_at IS NULL OR mailbox.expire_at > ?)"
             " AND kind <> ?"
@@ -198,6 +211,7 @@ class Mailboxes(Table):
         ]
 
     def tenants(self) -> Sequence[str]:
+        """Return the tenants that have a mailbox, living or expired, in order."""
         found: list[str] = []
         # From one to the next in the index, instead of through all mailboxes.
         question = "SELECT tenant FROM mailbox WHERE tenant > ? AND address IS NOT NULL ORDER BY tenant LIMIT 1"
@@ -206,6 +220,8 @@ class Mailboxes(Table):
         return sorted(found)
 
     def count(self, tenant: str, now: int) -> int:
+        """Return how many living mailboxes a tenant's clients have; about, if that was counted seconds ago."""
+
         def count() -> int:
             found = self._session.one(
                 "SELECT count(*) FROM mailbox WHERE tenant = ? AND address IS NOT NULL AND address <> ? AND kind = ?"
@@ -217,12 +233,17 @@ class Mailboxes(Table):
         return self._session.count((MAILBOXES, tenant), count)
 
     def held(self, tenant: str, limit: int) -> Sequence[Mailbox]:
+        """Return mailboxes of a tenant, of any kind and expired ones too, whose address is not yet freed."""
         found = self._execute(
             "SELECT no FROM mailbox WHERE tenant = ? AND address IS NOT NULL ORDER BY no LIMIT ?", (tenant, limit)
         )
         return [mailbox for mailbox in self.by_no(row[0] for row in found).values() if mailbox.address]
 
     def usage(self, tenant: str, now: int = 0) -> Usage:
+        """Return what all mailboxes of a tenant hold, delayed messages too; may read every one of them.
+
+        What has expired by ``now`` is left out, as far as it is among the first :data:`MAX_EXPIRED` messages that did.
+        """
         self._session.write_mailboxes()
         messages, size = self._dialect.usage(tenant, now)
         delayed = self._session.one(

@@ -1,22 +1,25 @@
-"""A transaction: tables over one session, each built when it is first used."""
+"""A transaction: tables over one session, each built when it is first used.
+
+A verb runs inside one :class:`Transaction`. Verbs check first and change afterwards: one that raises has changed
+nothing, so many verbs may be committed together. All reads see the transaction's own writes. Times are milliseconds
+since the epoch. Errors of tables are faults of the store, never of the caller.
+"""
 
 from collections.abc import Callable
 from typing import TypeVar
 
 from mediator.errors import StorageFullError
-from mediator.store.session import Session, table
-from mediator.store.tables.groups import Groups, Leases
-from mediator.store.tables.mailboxes import Mailboxes
-from mediator.store.tables.messages import Messages
-from mediator.store.tables.pushed import Pushed
-from mediator.store.tables.tail import Tail
-from mediator.store.tables.waiting import DedupIds, Delays, Outbox
+from mediator.mailboxes.session import Session, table
+from mediator.mailboxes.tables.groups import Groups, Leases
+from mediator.mailboxes.tables.mailboxes import Mailboxes
+from mediator.mailboxes.tables.messages import Messages, Pushed
+from mediator.mailboxes.tables.waiting import DedupIds, Delays, Outbox, Tail
 
 T = TypeVar("T")
 
 
 class Transaction:
-    """See :class:`mediator.mailboxes.ports.Transaction`.
+    """All that one verb may read and change, and what others learn of it after the commit.
 
     A part derives a class that has its own tables too, and gets one over the same transaction by :meth:`table`::
 
@@ -39,9 +42,13 @@ class Transaction:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.claims = session.claims
+        """What connections were handed without a lease, in this process's memory (F9)."""
         self.events = session.events
+        """What happened, for observers."""
         self.woken = session.woken
+        """Tenant and address of the mailboxes whose waiting FETCHes must read again."""
         self.changed = session.changed
+        """What parts keep in memory beyond a transaction, and this one changes."""
 
     def table(self, kind: Callable[[Session], T]) -> T:
         """Return the transaction's table, or tables, of a class; made when they are first asked for."""
@@ -49,7 +56,7 @@ class Transaction:
 
     @property
     def due(self) -> int | None:
-        """See :class:`mediator.mailboxes.ports.Transaction`."""
+        """The earliest time at which a message that was delayed here falls due."""
         return self.session.due
 
     @due.setter
@@ -62,7 +69,7 @@ class Transaction:
         return bytes(self.session.one("SELECT key FROM control_key WHERE no = 1")[0])
 
     def require_room(self) -> None:
-        """See :class:`mediator.mailboxes.ports.Transaction`."""
+        """Raise :class:`StorageFullError` while the disk has no more space than is reserved for ACK and DELETE."""
         if self.session.full:
             raise StorageFullError
 

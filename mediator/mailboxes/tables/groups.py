@@ -3,21 +3,19 @@
 from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
 
-from mediator.mailboxes.group import NO_LEASE, Group, Lease
+from mediator.mailboxes import rows
+from mediator.mailboxes.group import NO_LEASE, NO_LEASES, Group, Lease, LeaseCount, LeasePlace, LiveLeaseCount
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.mailbox import Mailbox
-from mediator.mailboxes.ports import NO_LEASES, LeaseCount, LeasePlace, LiveLeaseCount
-from mediator.store import rows
-from mediator.store.dialect import EMPTY_LANES
-from mediator.store.rows import Row
-from mediator.store.session import Session, Table
+from mediator.mailboxes.rows import Row
+from mediator.mailboxes.session import EMPTY_LANES, Session, Table
 
 DELAYED = "delayed leases"
 """Under which the messages that a group gave back with a delay are counted, with its number."""
 
 
 class Groups(Table):
-    """See :class:`mediator.mailboxes.ports.Groups`."""
+    """Consumer groups (A4)."""
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
@@ -25,6 +23,7 @@ class Groups(Table):
         self._before: dict[int, bytes | None] = {}
 
     def find(self, mailbox: Mailbox, name: str, *, push: bool = False) -> Group | None:
+        """Return a copy of the group; groups that messages are pushed to have names of their own."""
         if self._dialect.absences:
             self._session.flush()
         row = self._session.first(
@@ -43,17 +42,21 @@ class Groups(Table):
         return group
 
     def of(self, mailbox: Mailbox, limit: int) -> list[Group]:
+        """Return the groups of a mailbox in order of their names."""
         sql = f"{_GROUP} WHERE mailbox_no = ? ORDER BY name, push LIMIT ?"
         return [self._read(row) for row in self._execute(sql, (mailbox.no, limit))]
 
     def by_no(self, numbers: Iterable[int]) -> dict[int, Group]:
+        """Return copies of the groups that are there."""
         found = self._for_each(_GROUP + " WHERE {among}", "no", sorted(numbers))
         return {row[0]: self._read(row) for row in found}
 
     def count(self, mailbox: Mailbox) -> int:
+        """Return how many groups the mailbox has."""
         return int(self._session.one("SELECT count(*) FROM consumer WHERE mailbox_no = ?", (mailbox.no,))[0])
 
     def add(self, mailbox: Mailbox, name: str, *, push: bool = False) -> Group:
+        """Keep a new group that stands before the first message."""
         start = [-1] * len(LANES)
         group = Group(0, mailbox.no, name, start, list(start), push=push)
         group.no = self._session.one(
@@ -63,10 +66,12 @@ class Groups(Table):
         return group
 
     def save(self, group: Group) -> None:
+        """Store the group as it is now."""
         self._change(group.no, None)
         self._write(group.no, rows.group_state(group))
 
     def remember(self, group: Group) -> None:
+        """Store the group as it is now in memory only; a restart may lose that."""
         self._change(group.no, rows.group_state(group))
         for no, state in self._positions.surplus():
             self._change(no, None)
@@ -95,18 +100,22 @@ class Groups(Table):
             self._write(no, state)
 
     def see(self, group: Group, now: int) -> None:
+        """Note that a group that messages are pushed to has members (E7)."""
         group.seen_at = now
         self._execute("UPDATE consumer SET seen_at = ? WHERE no = ?", (now, group.no))
 
     def unseen(self, before: int, limit: int) -> list[Group]:
+        """Return groups that messages are pushed to and that had no members since ``before``, oldest first (E7)."""
         sql = f"{_GROUP} WHERE push = 1 AND seen_at < ? ORDER BY seen_at LIMIT ?"
         return [self._read(row) for row in self._execute(sql, (before, limit))]
 
     def drop(self, group: Group) -> None:
+        """Forget a group with its leases."""
         self._execute("DELETE FROM lease WHERE group_no = ?", (group.no,))
         self._execute("DELETE FROM consumer WHERE no = ?", (group.no,))
 
     def clear(self, mailbox: Mailbox, limit: int) -> int:
+        """Remove groups of a retired mailbox with their leases; return how many rows went."""
         gone = 0
         for (no,) in self._execute("SELECT no FROM consumer WHERE mailbox_no = ? LIMIT ?", (mailbox.no, limit)):
             gone += len(
@@ -124,15 +133,17 @@ class Groups(Table):
 
 
 class Leases(Table):
-    """See :class:`mediator.mailboxes.ports.Leases`."""
+    """Messages handed to one worker of a group each (F6, F7)."""
 
     def get(self, group: Group, ids: Sequence[int]) -> list[Lease]:
+        """Return the leases of these messages, dead ones too."""
         if group.no in self._session.unleased:
             return []
         found = self._for_each(_LEASE + " WHERE group_no = ? AND {among}", "msg_id", ids, (group.no,))
         return [_lease(row) for row in found]
 
     def put(self, group: Group, leases: Sequence[Lease]) -> None:
+        """Keep leases, new or changed."""
         self._session.unleased.discard(group.no)
         if delayed := sum([lease.delayed for lease in leases]):
             self._session.add_count((DELAYED, group.no), delayed)
@@ -144,9 +155,14 @@ class Leases(Table):
         )
 
     def remove(self, group: Group, ids: Sequence[int]) -> None:
+        """End leases."""
         self._for_each("DELETE FROM lease WHERE group_no = ? AND {among}", "msg_id", ids, (group.no,))
 
     def due(self, group: Group, now: int, limit: int, lanes: Sequence[Lane] = LANES) -> list[Lease]:
+        """Return leases that ended and are not dead, by lane and msg_id.
+
+        Where more than ``limit`` of a lane are due, those come first whose time was over first.
+        """
         # Each part is the beginning of a range of the index, or a FETCH would sort all that is due.
         sql = " UNION ALL ".join(
             f"SELECT * FROM ({_LEASE} WHERE {place} AND until <= ? ORDER BY until, msg_id LIMIT ?) AS part"
@@ -156,6 +172,7 @@ class Leases(Table):
         return [_lease(row) for row in sorted(found, key=_by_lane_and_id)[:limit]]
 
     def without_lease(self, group: Group, lane: Lane, last: int) -> list[int]:
+        """Return ids up to ``last`` whose last delivery was without a lease."""
         if group.no in self._session.unleased:
             return []
         sql = (
@@ -165,16 +182,20 @@ class Leases(Table):
         return [row[0] for row in self._execute(sql, (group.no, lane.value, NO_LEASE, last))]
 
     def dead(self, group: Group, after: int, limit: int) -> list[Lease]:
+        """Return dead messages behind msg_id ``after``."""
         sql = f"{_LEASE} WHERE group_no = ? AND dead = 1 AND msg_id > ? ORDER BY msg_id LIMIT ?"
         return [_lease(row) for row in self._execute(sql, (group.no, after, limit))]
 
     def count(self, group: Group, now: int) -> LeaseCount:
+        """Count the group's leases."""
         if group.no in self._session.unleased:
             return NO_LEASES
         row = self._session.first(_COUNT, (group.no, now, group.no, now, group.no))
         return NO_LEASES if row is None else LeaseCount(row[0], bool(row[1]))
 
     def count_delayed(self, mailbox: Mailbox, group: Group, exact_above: int, now: int) -> int:
+        """Return about how many messages wait that the group gave back with a delay; above a number it is exact."""
+
         def count_exactly() -> int:
             sql = "SELECT count(*) FROM lease WHERE group_no = ? AND dead = 0 AND delayed = 1"
             return int(self._session.one(sql, (group.no,))[0])
@@ -190,6 +211,7 @@ class Leases(Table):
         return about if about <= exact_above else count_exactly()
 
     def living(self, mailbox: Mailbox, group: Group, now: int, *, delayed: bool = False) -> LiveLeaseCount:
+        """Look at the message of each lease that runs, or waits for its delay, and return how many are there."""
         self._session.flush()
         # In this order of tables: SQLite would not know that the mailbox may hold far more than the group has leased.
         sql = (
@@ -200,6 +222,7 @@ class Leases(Table):
         return LiveLeaseCount(*self._session.one(sql, (group.no, int(delayed), now, mailbox.no, now)))
 
     def end_gone(self, mailbox: Mailbox, group: Group, now: int, *, delayed: bool = False) -> None:
+        """End the leases of messages that :meth:`living` did not find."""
         self._session.flush()
         self._execute(
             "DELETE FROM lease WHERE group_no = ? AND dead = 0 AND delayed = ? AND NOT EXISTS (SELECT 1 FROM message"
@@ -208,6 +231,7 @@ class Leases(Table):
         )
 
     def ended(self, after: LeasePlace, now: int, limit: int) -> list[LeasePlace]:
+        """Return where leases of all groups, dead ones too, ended behind ``after`` and up to ``now``, in that order."""
         sql = (
             "SELECT until, group_no, msg_id FROM lease WHERE (until, group_no, msg_id) > (?, ?, ?)"
             " AND until <= ? ORDER BY until, group_no, msg_id LIMIT ?"
@@ -215,12 +239,14 @@ class Leases(Table):
         return [LeasePlace(*row) for row in self._execute(sql, (*after, now, limit))]
 
     def next_end(self, group: Group, now: int, *, delayed: Sequence[bool] = (False, True)) -> int | None:
+        """Return when the next lease or delay ends; ``delayed`` chooses one of them."""
         ranges = list(_ranges(LANES, delayed))
         ends = " UNION ALL ".join(f"SELECT min(until) AS until FROM lease WHERE {x} AND until > ?" for x in ranges)
         row = self._session.one(f"SELECT min(until) FROM ({ends}) AS ends", (group.no, now) * len(ranges))
         return None if row[0] is None else int(row[0])
 
     def clear(self, group: Group) -> None:
+        """End all leases of a group (F4)."""
         self._execute("DELETE FROM lease WHERE group_no = ?", (group.no,))
 
 
