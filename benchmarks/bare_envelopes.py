@@ -15,8 +15,8 @@ import orjson
 
 from benchmarks.didcomm_clients import BATCH, TEXT
 from pickup.client import Sender, Wallet
+from pickup.client.conversation import ClientResources
 from pickup.client.plaintext import write
-from pickup.client.resources import ClientResources
 from pickup.client.sender import forward_v1
 from pickup.dids.resolver import read as document_of
 from pickup.envelope.reading import Jwe, read

@@ -17,7 +17,7 @@ import uvloop
 
 from mediator.system.usage import cpu_seconds
 from pickup.client import Holder, Sender
-from pickup.client.transport import MEDIA_TYPES
+from pickup.client.conversation import MEDIA_TYPES
 from pickup.rules.records import Generation
 
 HOLDERS = 16

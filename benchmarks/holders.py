@@ -14,8 +14,7 @@ from benchmarks.prefill_didcomm import EnrolledHolders
 from benchmarks.servers import ServiceProcess
 from mediator.system.usage import cpu_seconds
 from pickup.client import Holder, Sender
-from pickup.client.resources import ClientResources
-from pickup.client.transport import MEDIA_TYPES
+from pickup.client.conversation import MEDIA_TYPES, ClientResources
 from pickup.rules.records import Generation
 
 SECONDS = 60.0

@@ -19,8 +19,8 @@ from mediator.store.base import Store
 from mediator.store.opening import database_path
 from mediator.store.sqlite import SqliteStore
 from pickup.client import Wallet
-from pickup.client.invitation import MediatorInvitation
-from pickup.client.link import Link
+from pickup.client.handshake import MediatorInvitation
+from pickup.client.wallet import Link
 from pickup.rules import connecting, granting
 from pickup.rules.forwarding import Forward, forward
 from pickup.rules.granting import KeylistResult, KeylistUpdate

@@ -7,7 +7,7 @@ its protocol in :mod:`.protocols`. The handler calls a use case of :mod:`.broker
 through :mod:`.outbound` to the sender's endpoint.
 
 Beside that way: :mod:`.live_sessions` pushes mail in live mode, :mod:`.endpoint_relay` sends mail on to holders with an
-endpoint, :mod:`.push_notifier` wakes phones, :mod:`.dids` resolves DIDs and keeps the mediator's own keys,
+endpoint, :mod:`.dids` resolves DIDs and keeps the mediator's own keys,
 :mod:`.operate` answers operators, :mod:`.client` is a wallet for scripts. A *holder* is the recipient of mediation
 (RFC 0211); *v1* is DIDComm as in Aries (RFC 0019), *v2* that of didcomm.org.
 """

@@ -361,7 +361,7 @@ def attempt(
         made = options.ask("invite", tenant="default", label="", ttl_ms=None, uses=1)
         invitation = str(made["v2_url" if v2 else "v1_url"])
     from pickup.client import ClientError
-    from pickup.client.trial import attempt as try_out
+    from pickup.client.sender import attempt as try_out
 
     steps = _Steps(quiet=options.as_json)
     try:

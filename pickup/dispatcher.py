@@ -338,3 +338,8 @@ def _seen_envelope(request: InboundRequest) -> SeenEnvelope | None:
     if created is not None:
         replays.check_age(envelope, request.mediation.clock())
     return envelope
+
+
+async def no_reply(_request: InboundRequest) -> Sequence[ReplyMessage]:
+    """Reply nothing: to the last message of a handshake, to a response, or to a problem report."""
+    return ()

@@ -22,8 +22,7 @@ from pickup.access import AccessLists, AddressGate, RateLimiter
 from pickup.broker import MediationBroker
 from pickup.context import DidcommContext
 from pickup.dids.identities import OwnIdentities, Vault
-from pickup.dids.resolver import CachingResolver
-from pickup.dids.web import DidWebResolver
+from pickup.dids.resolver import CachingResolver, DidWebResolver
 from pickup.dispatcher import Dispatcher
 from pickup.endpoint_relay import EndpointRelay
 from pickup.envelope.library import LibraryEnvelopes
@@ -36,40 +35,14 @@ from pickup.operate.connections import ConnectionOperations, DeliveryOperations,
 from pickup.operate.trial import TrialOperations
 from pickup.outbound import OutboundClient, OutboundQueue
 from pickup.pages import CrossOrigin, DidPages, InvitationPages, TermsPage
-from pickup.protocols import (
-    connections,
-    coordinate_mediation,
-    did_exchange,
-    discover_features,
-    empty,
-    message_pickup,
-    message_pickup_1,
-    out_of_band,
-    push_notification,
-    report_problem,
-    routing,
-    trust_ping,
-)
-from pickup.push_notifier import PushNotifier
+from pickup.protocols import coordinate_mediation, general, handshakes, message_pickup, push_notification, routing
+from pickup.protocols.push_notification import PushNotifier
 from pickup.receiver import MessageReceiver, ReplySender
 from pickup.settings import DidcommSettings
 from pickup.tenant_sockets import TenantSockets
 from pickup.transports import PATH, Transports
 
-PROTOCOLS = (
-    connections,
-    coordinate_mediation,
-    did_exchange,
-    discover_features,
-    empty,
-    message_pickup,
-    message_pickup_1,
-    out_of_band,
-    push_notification,
-    report_problem,
-    routing,
-    trust_ping,
-)
+PROTOCOLS = coordinate_mediation, general, handshakes, message_pickup, push_notification, routing
 log = structlog.get_logger("didcomm.door")
 
 ENVELOPE_OVERHEAD = 64 * 1024

@@ -32,10 +32,18 @@ sender uses ``send_v2(did, grant.routing[0], grant.endpoint, message)``. Keys ar
 A refusal of the mediator raises :class:`ProblemError` with the report's ``code`` and ``text``.
 """
 
-from pickup.client.errors import ClientError, HttpStatusError, NoAnswerError, ProblemError
+from pickup.client.handshake import MediatorInvitation
 from pickup.client.holder import Holder
-from pickup.client.invitation import MediatorInvitation
-from pickup.client.records import DeliveredMessage, Grant, OpenedMessage, PickupStatus
+from pickup.client.plaintext import (
+    ClientError,
+    DeliveredMessage,
+    Grant,
+    HttpStatusError,
+    NoAnswerError,
+    OpenedMessage,
+    PickupStatus,
+    ProblemError,
+)
 from pickup.client.sender import Sender
 from pickup.client.wallet import Wallet
 

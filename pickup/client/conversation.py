@@ -2,21 +2,188 @@
 
 import asyncio
 import contextlib
+import io
 import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from ipaddress import ip_network
 from typing import Any
 
+import aiohttp
+import orjson
+
 from mediator.errors import MediatorError
-from pickup.client import transport
-from pickup.client.errors import ClientError, NoAnswerError, ProblemError
-from pickup.client.link import Link
-from pickup.client.plaintext import Json, Plaintext, id_of, read
-from pickup.client.resources import ClientResources
-from pickup.envelope import OpenedEnvelope
+from mediator.http.guard import Guard
+from pickup.client.plaintext import (
+    ClientError,
+    HttpStatusError,
+    Json,
+    NoAnswerError,
+    Plaintext,
+    ProblemError,
+    id_of,
+    read,
+)
+from pickup.client.wallet import Link, Wallet
+from pickup.dids.document import DidDocument, DidResolver
+from pickup.dids.resolver import CachingResolver, DidWebResolver
+from pickup.envelope import Envelopes, OpenedEnvelope
+from pickup.envelope.library import LibraryEnvelopes
+from pickup.envelope.v2 import DidcommMessagingLibrary
 from pickup.message import encode
 from pickup.rules.names import canonical
 from pickup.rules.records import Generation
+
+MEDIA_TYPES = {Generation.V1: "application/didcomm-envelope-enc", Generation.V2: "application/didcomm-encrypted+json"}
+MAX_BYTES = 16 * 1024 * 1024
+SHOWN = 500
+"""Characters of an error body that are shown."""
+
+
+async def post(
+    session: aiohttp.ClientSession, url: str, envelope: bytes, generation: Generation, seconds: float
+) -> bytes | None:
+    """Post an envelope and return the one in the response, if any.
+
+    Raises :class:`HttpStatusError` for a status other than 2xx, :class:`NoAnswerError` without a response.
+    """
+    try:
+        async with session.post(
+            url,
+            data=io.BytesIO(envelope),
+            headers={"Content-Type": MEDIA_TYPES[generation]},
+            timeout=aiohttp.ClientTimeout(seconds),
+            allow_redirects=False,
+        ) as answer:
+            body = await _read(answer, url)
+            if not 200 <= answer.status < 300:
+                raise HttpStatusError(answer.status, body[:SHOWN].decode(errors="replace"))
+            return bytes(body) or None
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise NoAnswerError(f"{url}: {error or type(error).__name__}") from error
+
+
+async def get_json(session: aiohttp.ClientSession, url: str, seconds: float) -> Any:
+    """Get a JSON value; for a redirect, the URL where it leads, as text.
+
+    Raises as :func:`post`, and :class:`ClientError` for a body that is not JSON.
+    """
+    try:
+        async with session.get(
+            url,
+            headers={"Accept": "application/json"},
+            timeout=aiohttp.ClientTimeout(seconds),
+            allow_redirects=False,
+        ) as answer:
+            if 300 <= answer.status < 400 and "Location" in answer.headers:
+                return answer.headers["Location"]
+            body = await _read(answer, url)
+            if answer.status != 200:
+                raise HttpStatusError(answer.status, body[:SHOWN].decode(errors="replace"))
+            return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise ClientError(f"{url}: expected JSON: {error}") from error
+    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        raise NoAnswerError(f"{url}: {error or type(error).__name__}") from error
+
+
+async def _read(answer: aiohttp.ClientResponse, url: str) -> bytearray:
+    body = bytearray()
+    async for piece in answer.content.iter_any():
+        body += piece
+        if len(body) > MAX_BYTES:
+            raise ClientError(f"{url} answered more than {MAX_BYTES} bytes")
+    return body
+
+
+class ClientSocket:
+    """An open WebSocket; one envelope a frame."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket = socket
+
+    @classmethod
+    async def connect(cls, session: aiohttp.ClientSession, url: str, seconds: float) -> "ClientSocket":
+        """Open one; :class:`NoAnswerError` when that fails."""
+        try:
+            # The heartbeat detects a dead mediator; aiohttp answers the mediator's pings.
+            async with asyncio.timeout(seconds):
+                return cls(await session.ws_connect(url, max_msg_size=MAX_BYTES, heartbeat=30))
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise NoAnswerError(f"{url}: {error or type(error).__name__}") from error
+
+    async def send(self, envelope: bytes) -> None:
+        """Send a frame."""
+        try:
+            await self._socket.send_bytes(envelope)
+        except (aiohttp.ClientError, ConnectionError) as error:
+            raise NoAnswerError(f"the socket is closed: {error}") from error
+
+    async def receive(self) -> bytes | None:
+        """Return the next frame; None when the socket has been closed."""
+        frame = await self._socket.receive()
+        match frame.type:
+            case aiohttp.WSMsgType.BINARY:
+                return bytes(frame.data)
+            case aiohttp.WSMsgType.TEXT:
+                return str(frame.data).encode()
+        return None
+
+    @property
+    def close_code(self) -> int | None:
+        """The close code of the other side, if it closed."""
+        return self._socket.close_code
+
+    async def close(self) -> None:
+        """Close it."""
+        await self._socket.close()
+
+
+MAX_HOPS = 3
+"""DIDs that may follow each other as endpoints."""
+EVERYWHERE = (ip_network("0.0.0.0/0"), ip_network("::/0"))
+"""A client may call what its user names, in private networks too."""
+
+
+class _NoDids:
+    """No DIDs are known in advance: those of a client carry their documents."""
+
+    def document(self, did: str) -> DidDocument | None:
+        return None
+
+    async def long_form(self, short: str) -> str | None:
+        return None
+
+
+class ClientResources:
+    """Needs a running event loop; its maker closes it."""
+
+    def __init__(self, wallet: Wallet) -> None:
+        self.wallet = wallet
+        self._guard = Guard(EVERYWHERE)
+        self.resolver: DidResolver = CachingResolver(_NoDids(), DidWebResolver(self._guard))
+        self.envelopes: Envelopes = LibraryEnvelopes(
+            self.resolver, wallet, max_bytes=MAX_BYTES, v2=DidcommMessagingLibrary()
+        )
+        self.session = aiohttp.ClientSession()
+
+    async def endpoints(self, did: str) -> tuple[str, ...]:
+        """Return the URLs of a v2 DID, HTTP before WebSocket; those of its mediator when it names one."""
+        for _ in range(MAX_HOPS):
+            services = (await self.resolver.resolve(did.partition("#")[0])).services
+            urls = [service.endpoint for service in services if not service.endpoint.startswith("did:")]
+            if urls:
+                return tuple(sorted(urls, key=lambda url: not url.startswith("http")))
+            if not services:
+                break
+            did = services[0].endpoint
+        raise ClientError("the DID's document names no endpoint")
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._guard.close()
+        await self.session.close()
+
 
 MAX_PUSHED = 1000
 """Frames that wait for a reader of live mail; beyond it the socket is closed, and the mail stays queued."""
@@ -81,7 +248,7 @@ class Conversation:
 
     async def _post(self, sealed: bytes) -> bytes | None:
         url = self.link.url("http", "https")
-        return await transport.post(self._session, url, sealed, self.link.generation, self._seconds)
+        return await post(self._session, url, sealed, self.link.generation, self._seconds)
 
     async def _from_mediator(self, envelope: bytes) -> Plaintext:
         try:
@@ -115,7 +282,7 @@ class Conversation:
         """Use a WebSocket inside this block."""
         if self._wire is not None:
             raise ClientError("a socket is open already")
-        opened = await transport.ClientSocket.connect(self._session, self.link.url("ws", "wss"), self._seconds)
+        opened = await ClientSocket.connect(self._session, self.link.url("ws", "wss"), self._seconds)
         self._wire = wire = _Wire(opened, self)
         try:
             yield wire
@@ -127,7 +294,7 @@ class Conversation:
 class _Wire:
     """A WebSocket, and the requests that wait for replies on it."""
 
-    def __init__(self, socket: transport.ClientSocket, conversation: Conversation) -> None:
+    def __init__(self, socket: ClientSocket, conversation: Conversation) -> None:
         self._socket = socket
         self._conversation = conversation
         self._waiting: dict[str, asyncio.Future[Plaintext]] = {}

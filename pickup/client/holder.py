@@ -6,15 +6,21 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any, Self
 
 from mediator.errors import MediatorError
-from pickup.client.conversation import Conversation, UnsolicitedMessage, render_comment
-from pickup.client.errors import ClientError, ProblemError
-from pickup.client.handshake import ClientHandshake
-from pickup.client.invitation import MediatorInvitation
-from pickup.client.link import Link
-from pickup.client.plaintext import Json, Plaintext, content, write
-from pickup.client.records import DeliveredMessage, Grant, OpenedMessage, PickupStatus
-from pickup.client.resources import ClientResources
-from pickup.client.wallet import Wallet
+from pickup.client.conversation import ClientResources, Conversation, UnsolicitedMessage, render_comment
+from pickup.client.handshake import ClientHandshake, MediatorInvitation
+from pickup.client.plaintext import (
+    ClientError,
+    DeliveredMessage,
+    Grant,
+    Json,
+    OpenedMessage,
+    PickupStatus,
+    Plaintext,
+    ProblemError,
+    content,
+    write,
+)
+from pickup.client.wallet import Link, Wallet
 from pickup.rules.names import canonical
 from pickup.rules.records import Generation
 

@@ -1,4 +1,4 @@
-"""Plaintext messages as a client writes and reads them, v1 and v2.
+"""Plaintext messages as a client writes and reads them, v1 and v2, what is delivered in them, and the errors.
 
 Independent of :mod:`pickup.message` on purpose: the mediator is tested with this client.
 """
@@ -11,8 +11,35 @@ from typing import Any
 
 import orjson
 
-from pickup.client.errors import ClientError
 from pickup.rules.records import Generation
+
+
+class ClientError(Exception):
+    """The request to the mediator failed; the text says why."""
+
+
+class ProblemError(ClientError):
+    """The mediator replied with a problem report, a denial, or a failed result; nothing was changed."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(f"{code}: {text}" if code else text)
+        self.code = code
+        """As the mediator wrote it; empty where its protocol has none (RFC 0685 on live mode)."""
+        self.text = text
+
+
+class HttpStatusError(ClientError):
+    """The endpoint returned an HTTP status other than 2xx."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(f"HTTP {status}: {text}")
+        self.status = status
+        self.text = text
+
+
+class NoAnswerError(ClientError):
+    """An expected answer did not come: too late, no connection, or a closed one."""
+
 
 Json = dict[str, Any]
 
@@ -141,3 +168,59 @@ def unbase64(text: str) -> bytes:
 
 
 _STANDARD_TO_URL = str.maketrans("+/", "-_")
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveredMessage:
+    """An envelope that was picked up, still sealed."""
+
+    id: str
+    """The attachment id for :meth:`~pickup.client.Holder.received`; empty for implicit pickup."""
+    envelope: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedMessage:
+    """An envelope that was opened."""
+
+    generation: Generation
+    message: Mapping[str, Any]
+    """The whole plaintext."""
+    sender: str | None
+    """v1: canonical key; v2: DID; None: anonymous."""
+    recipient: str
+    """The key of ours that opened it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PickupStatus:
+    """The status of the queue."""
+
+    count: int
+    total_bytes: int | None
+    live: bool | None
+    recipient: str | None
+    raw: Mapping[str, Any]
+    """The whole body, with the times in the form of its version."""
+
+    @classmethod
+    def of(cls, answer: Plaintext) -> "PickupStatus":
+        """Read a status of any version."""
+        body = answer.body
+        return cls(
+            count=int(body["message_count"]),
+            total_bytes=body.get("total_bytes", body.get("total_size")),
+            live=body.get("live_delivery"),
+            recipient=body.get("recipient_key", body.get("recipient_did")),
+            raw=body,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Granted mediation."""
+
+    endpoint: str
+    """The URL where senders deliver mail for us."""
+    routing: tuple[str, ...]
+    """v1: canonical keys, v2: DIDs to wrap a forward for, the innermost first."""

@@ -1,21 +1,25 @@
 """A sender: seals messages for a recipient behind mediators, wraps a forward for each, and delivers them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import orjson
 
 from mediator.errors import MediatorError
-from pickup.client import transport
-from pickup.client.errors import ClientError
-from pickup.client.plaintext import Json, write
-from pickup.client.resources import ClientResources
+from pickup.client import conversation
+from pickup.client.conversation import ClientResources
+from pickup.client.holder import Holder
+from pickup.client.plaintext import ClientError, Grant, Json, write
 from pickup.client.wallet import Wallet
 from pickup.message import encode
 from pickup.rules import names
 from pickup.rules.records import Generation
 
 V1, V2 = Generation.V1, Generation.V2
+TRY_LABEL = "mediator try"
+TRY_TEXT = "hello from mediator try"
+TRY_STEPS = ("connected", "granted", "registered", "sent", "waiting", "picked up", "acknowledged", "removed")
+"""What :func:`attempt` tells of, in order."""
 
 
 class Sender:
@@ -89,13 +93,13 @@ class Sender:
     async def deliver(self, envelope: bytes, endpoint: str, generation: Generation) -> None:
         """Send an envelope to an endpoint, over HTTP or a WebSocket."""
         if endpoint.startswith(("ws://", "wss://")):
-            socket = await transport.ClientSocket.connect(self.resources.session, endpoint, self._seconds)
+            socket = await conversation.ClientSocket.connect(self.resources.session, endpoint, self._seconds)
             try:
                 await socket.send(envelope)
             finally:
                 await socket.close()
             return
-        await transport.post(self.resources.session, endpoint, envelope, generation, self._seconds)
+        await conversation.post(self.resources.session, endpoint, envelope, generation, self._seconds)
 
 
 def forward_v1(to: str, envelope: bytes) -> Json:
@@ -115,3 +119,52 @@ def _key(text: str) -> str:
     if key is None:
         raise ClientError(f"expected a key, got {text!r}")
     return key
+
+
+async def attempt(
+    invitation: str, done: Callable[[str, str], None], *, wallet: Wallet | None = None, seconds: float = 10.0
+) -> None:
+    """Try the mediator of an invitation; ``done`` is called after each of :data:`TRY_STEPS`, with what came of it.
+
+    ``seconds`` is the timeout of each answer. Raises :class:`ClientError` at the step that fails; the mediator keeps
+    the connection, without keys or mail unless it failed.
+    """
+    async with await Holder.connect(invitation, wallet=wallet, label=TRY_LABEL, seconds=seconds) as holder:
+        done("connected", f"DIDComm {holder.generation}, {holder.link.endpoints[0]}")
+        grant = await holder.mediate()
+        done("granted", grant.endpoint)
+        key = await holder.add_key()
+        done("registered", _short(key))
+        await _send(holder, grant, key, seconds)
+        done("sent", f'"{TRY_TEXT}", sealed, in a forward to the mediator')
+        status = await holder.status()
+        done("waiting", f"{status.count} message")
+        mails = await holder.fetch()
+        if not mails:
+            raise ClientError("the message did not come back")
+        letter = await holder.open(mails[0])
+        message = letter.message
+        content = message["content"] if "content" in message else message["body"]["content"]
+        done("picked up", f'"{content}" from {_short(letter.sender or "nobody")}')
+        status = await holder.received([mail.id for mail in mails])
+        if status.count:
+            raise ClientError("the message did not leave the queue")
+        done("acknowledged", f"{status.count} left")
+        await holder.remove_key(key)
+        done("removed", _short(key))
+
+
+async def _send(holder: Holder, grant: Grant, key: str, seconds: float) -> None:
+    async with Sender(seconds=seconds) as sender:
+        if holder.generation is Generation.V1:
+            type = "https://didcomm.org/basicmessage/1.0/message"
+            message = {"@type": type, "@id": "hello", "content": TRY_TEXT}
+            await sender.send_v1(key, grant.routing, grant.endpoint, message)
+        else:
+            type = "https://didcomm.org/basicmessage/2.0/message"
+            body = {"content": TRY_TEXT}
+            await sender.send_v2(key, grant.routing[0], grant.endpoint, {"id": "hello", "type": type, "body": body})
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 64 else f"{name[:56]}…"

@@ -24,7 +24,7 @@ from mediator.operate.operations import (
 )
 from pickup.broker import MediationBroker
 from pickup.client import ClientError, HttpStatusError, NoAnswerError, ProblemError, Wallet
-from pickup.client.trial import LABEL, STEPS, attempt
+from pickup.client.sender import TRY_LABEL, TRY_STEPS, attempt
 from pickup.invitations import InvitationService
 from pickup.operate.connections import OperationTenants
 from pickup.rules.records import Generation, Invitation, Policy
@@ -86,7 +86,7 @@ class TrialOperations:
         if self._trying.locked():
             raise BusyError("another attempt is running")
         async with self._trying:
-            invitation = await self._invitations.make(tenant, label=LABEL, ttl=_TTL, uses=1)
+            invitation = await self._invitations.make(tenant, label=TRY_LABEL, ttl=_TTL, uses=1)
             wallet, trial = Wallet(), _Trial()
             try:
                 forms = self._invitations.written(invitation)
@@ -147,13 +147,13 @@ class _Trial:
         self._last = now
 
     def fail(self, why: str, advice: str) -> None:
-        self._failed = STEPS[min(len(self._steps), len(STEPS) - 1)]
+        self._failed = TRY_STEPS[min(len(self._steps), len(TRY_STEPS) - 1)]
         self._advice = advice
         self.done(self._failed, why, ok=False)
 
     def written(self, tenant: str, generation: str) -> Answer:
         ms = (self._last - self._began) * 1000
-        summary = f"It works: {len(STEPS)} steps and the cleaning up took {ms:.0f} ms."
+        summary = f"It works: {len(TRY_STEPS)} steps and the cleaning up took {ms:.0f} ms."
         return {
             "tenant": tenant,
             "didcomm": generation,

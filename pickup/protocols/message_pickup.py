@@ -1,13 +1,19 @@
-"""Message pickup 2.0 (RFC 0685), 3.0 and 4.0: status, delivery, acknowledgement and live mode (D1–D3, D6)."""
+"""Message pickup 1.0 (RFC 0212), 2.0 (RFC 0685), 3.0 and 4.0: status, delivery, live mode, batches (D1–D3, D6, D7)."""
 
+import asyncio
+import uuid
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from mediator.errors import LiveModeError
+import structlog
+
+from mediator.errors import EnvelopeError, LiveModeError
 from mediator.mailboxes.message import Message as Mail
-from pickup.dispatcher import REPORT, Dispatcher, InboundRequest, report_problem
+from pickup.dispatcher import REPORT, REPORT_NAMES, Dispatcher, InboundRequest, report_problem
+from pickup.envelope.reading import read_object
 from pickup.message import Attachment, DidcommMessage, Json, MessageType, ReplyMessage
+from pickup.protocols.general import note_report
 from pickup.rules import message_queue
 from pickup.rules.message_queue import QueueStatus
 from pickup.rules.names import canonical
@@ -24,6 +30,13 @@ RETURN_ROUTE = {"~transport": {"return_route": "all"}}
 """The decorator of every v1 message of the protocol (RFC 0685)."""
 NOBODY = ""
 """Stands for a recipient that is neither key nor DID: it has no mail."""
+CONFIRM_SECONDS = 2.0
+"""How long requests behind a batch on a socket wait for its confirmation, so as not to get the same mail."""
+
+_BATCH = uuid.UUID("3d6f1a2c-52f0-4b7e-9a55-0c2f5d0e7b11")
+"""Namespace of message ids of batches."""
+
+log = structlog.get_logger("didcomm.batches")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +80,19 @@ def register(dispatcher: Dispatcher) -> None:
     dispatcher.register(FAMILY, {(2, 0)}, names, generations={Generation.V1}, once=once)
     dispatcher.register(FAMILY, {(3, 0)}, names, generations={Generation.V2}, once=once)
     dispatcher.register(FAMILY_4, {(4, 0)}, names, generations={Generation.V1, Generation.V2}, once=once)
+    # 1.0, whose names the earliest agents write with underscores.
+    batches = Batches()
+    handlers = {
+        "status-request": status_request_1,
+        "batch-pickup": batches.batch_pickup,
+        "list-pickup": batches.list_pickup,
+        "noop": noop,
+    }
+    old = {name.replace("-", "_"): handler for name, handler in handlers.items()}
+    # RFC 0035 lets a protocol have problem reports of its own family.
+    reports = dict.fromkeys(REPORT_NAMES, note_report)
+    named = {**old, **handlers, **reports}
+    dispatcher.register(FAMILY, {(1, 0)}, named, generations={Generation.V1}, once=named.keys())
 
 
 async def status_request(request: InboundRequest) -> Sequence[ReplyMessage]:
@@ -226,3 +252,109 @@ def _recipient(requested: str | None) -> str | None:
 def _mailbox_no(connection: Connection) -> int:
     assert connection.mailbox_no is not None, "checked by holder()"
     return connection.mailbox_no
+
+
+async def status_request_1(request: InboundRequest) -> Sequence[ReplyMessage]:
+    """Reply with the status."""
+    connection = holder(request)
+    await request.mediation.confirm_batch(connection)
+    waiting = await status(request, connection)
+    return [request.reply("status", _status_body_1(waiting, request))]
+
+
+async def noop(request: InboundRequest) -> Sequence[ReplyMessage]:
+    """Reply nothing; like every request it confirms the batch before it."""
+    await request.mediation.confirm_batch(holder(request))
+    return ()
+
+
+class Batches:
+    """Delivers batches, and removes their messages once they are confirmed."""
+
+    def __init__(self) -> None:
+        self._confirming: set[asyncio.Task[None]] = set()
+
+    async def batch_pickup(self, request: InboundRequest) -> Sequence[ReplyMessage]:
+        """Deliver the oldest messages (§batch-pickup); a repeated request gets the same ones again."""
+        connection = holder(request)
+        size = request.message.fields.count("batch_size")
+        last = request.enrolled()
+
+        def deliver(leased: Collection[int]) -> Awaitable[list[Mail]]:
+            if request.message.id in last.handed_in:
+                return request.mediation.pick(last, last.handed, BUDGET, confirm_batch=False)
+            return request.mediation.deliver(connection, size, BUDGET, leased=leased)
+
+        return [self._handed(request, connection, await hand_out(request, connection, deliver), "batch")]
+
+    async def list_pickup(self, request: InboundRequest) -> Sequence[ReplyMessage]:
+        """Deliver exactly the named messages that exist (§list-pickup)."""
+        connection = holder(request)
+        ids = msg_ids(connection, request.message.fields.texts("message_ids"))
+
+        def pick(_leased: Collection[int]) -> Awaitable[list[Mail]]:
+            return request.mediation.pick(connection, ids, BUDGET)
+
+        return [self._handed(request, connection, await hand_out(request, connection, pick), "list-response")]
+
+    def _handed(
+        self, request: InboundRequest, connection: Connection, mails: Sequence[Mail], name: str
+    ) -> ReplyMessage:
+        mailbox_no = connection.mailbox_no
+        assert mailbox_no is not None, "checked by holder()"
+        # A repeated request gets the same message id, by which a problem report may name it (D7).
+        id = str(uuid.uuid5(_BATCH, f"{mailbox_no} {request.message.id}"))
+        handed_in = (request.message.id, request.message.thread, id)
+
+        async def sent(answered: bool) -> None:
+            if not answered or not mails or request.repeated:
+                return
+            if request.channel.persistent:
+                await self._removed(request, connection, [mail.msg_id for mail in mails])
+            else:
+                await request.mediation.note_batch(connection, mails, handed_in)
+
+        request.after.append(sent)
+        request.context.metrics.delivered("batch", len(mails))
+        items = [_item(message_queue.attachment_id(mailbox_no, mail.msg_id), mail) for mail in mails]
+        return replace(request.reply(name, {"messages~attach": items}), id=id)
+
+    async def _removed(self, request: InboundRequest, connection: Connection, ids: Sequence[int]) -> None:
+        """Remove messages once the transport confirms them, now or later, but not by the peer's next request."""
+
+        async def confirm() -> None:
+            if await request.channel.confirmed():
+                await request.mediation.confirm(connection, ids)
+
+        # In the background: the pong may be behind frames that are read only after this handler returns.
+        confirming = asyncio.create_task(confirm(), name="didcomm-batch")
+        self._confirming.add(confirming)
+        confirming.add_done_callback(self._done)
+        await asyncio.wait([confirming], timeout=CONFIRM_SECONDS)
+
+    def _done(self, confirming: "asyncio.Task[None]") -> None:
+        self._confirming.discard(confirming)
+        if not confirming.cancelled() and (error := confirming.exception()) is not None:
+            # The messages stay queued and are delivered again.
+            log.warning("cannot remove a delivered batch", code=getattr(error, "code", "internal"))
+
+
+def _item(id: str, mail: Mail) -> Json:
+    # RFC 0212 says @id, deployed agents read id.
+    return {"@id": id, "id": id, "message": envelope_json(mail.payload)}
+
+
+def envelope_json(payload: bytes) -> Json | str:
+    """Return an envelope as JSON; as text when it exceeds the bounds for JSON, as a NATS client may send it."""
+    try:
+        return read_object(payload)
+    except EnvelopeError:
+        return payload.decode("utf-8", "replace")
+
+
+def _status_body_1(waiting: QueueStatus, request: InboundRequest) -> Json:
+    body: Json = {"message_count": waiting.count, "total_size": waiting.bytes}
+    if waiting.oldest_at is not None and waiting.newest_at is not None:
+        body["duration_waited"] = max(0, request.mediation.clock() - waiting.oldest_at) // 1000
+        body["last_added_time"] = VERSIONS[2].time(waiting.newest_at)
+    return body

@@ -11,12 +11,12 @@ import orjson
 from mediator.errors import BusyError, MediatorError, UnresolvedDidError
 from pickup import message as messages
 from pickup.dids import document as documents
-from pickup.dids import resolver, web
+from pickup.dids import resolver
 from pickup.dispatcher import report_problem
 from pickup.envelope import reading
 from pickup.envelope.keys import public
 from pickup.invitations import id_inside
-from pickup.protocols import coordinate_mediation, message_pickup_1, peers, routing, signatures
+from pickup.protocols import coordinate_mediation, handshakes, message_pickup, routing, signatures
 from pickup.rules import forwarding as shape
 from pickup.rules import message_queue, names
 from pickup.rules.records import Generation
@@ -92,7 +92,7 @@ LOOKS: Sequence[Callable[[messages.DidcommMessage], object]] = (
     lambda read: routing.parse_expiry(read, 0),
     lambda read: routing.parse_delay(read, 1000),
     lambda read: signatures.verify_attachment(read.body.get("did_doc~attach"), "did_doc~attach"),
-    lambda read: peers.read_attached(read.body.get("DIDDoc"), str(read.body.get("DID")), "DIDDoc"),
+    lambda read: handshakes.read_attached(read.body.get("DIDDoc"), str(read.body.get("DID")), "DIDDoc"),
 )
 
 
@@ -138,7 +138,7 @@ def did(data: bytes) -> None:
         assert made.did == text
         assert names.canonical(text) is not None or len(text) > names.MAX_CANONICAL
     with suppress(UnresolvedDidError):
-        assert web.url_of(text).startswith("https://")
+        assert resolver.url_of(text).startswith("https://")
 
 
 def name(data: bytes) -> None:
@@ -163,7 +163,7 @@ def queued(data: bytes) -> None:
     assert found is None or 1 <= len(found) <= shape.MAX_RECIPIENTS
     text = message_queue.parse_attachment_id(data.decode("utf-8", "replace"))
     assert text is None or data.decode() in (message_queue.attachment_id(*text), f"{text[0]}-{text[1]}")
-    orjson.dumps({"messages~attach": [{"message": message_pickup_1.envelope_json(data)}]})
+    orjson.dumps({"messages~attach": [{"message": message_pickup.envelope_json(data)}]})
 
 
 _V1 = {

@@ -20,8 +20,7 @@ from mediator.mailboxes.bounds import Bounds
 from pickup.broker import MediationBroker
 from pickup.context import DidcommContext
 from pickup.dids.identities import OwnIdentities, Vault
-from pickup.dids.resolver import CachingResolver
-from pickup.dids.web import DidWebResolver
+from pickup.dids.resolver import CachingResolver, DidWebResolver
 from pickup.dispatcher import InboundRequest
 from pickup.envelope.library import LibraryEnvelopes
 from pickup.envelope.v2 import DidcommMessagingLibrary

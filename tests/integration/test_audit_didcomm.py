@@ -25,7 +25,7 @@ from mediator.errors import UnresolvedDidError
 from mediator.store.base import Store, Transaction
 from pickup import endpoint_relay, outbound
 from pickup.client import Holder, Wallet
-from pickup.dids import web as dids_web
+from pickup.dids import resolver as dids_web
 from pickup.rules.records import Generation
 from pickup.tables import MediationTables
 from tests.harness.app import app

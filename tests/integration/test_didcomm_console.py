@@ -15,7 +15,7 @@ import pytest
 
 from mediator.operate.control import send_command
 from pickup.client import Holder, Sender
-from pickup.client.trial import STEPS
+from pickup.client.sender import TRY_STEPS
 from pickup.rules.names import base58, verkey
 from tests.harness.app import PATIENCE, App, app
 from tests.harness.console_site import ROLES as ALL
@@ -154,7 +154,7 @@ async def test_an_invitation_is_made_drawn_and_withdrawn(door: Door) -> None:
 async def test_the_door_is_tried_and_nothing_is_left_behind(door: Door) -> None:
     for version in ("v1", "v2"):
         tried = await door.run("didcomm-try", didcomm=version)
-        assert [step["step"] for step in tried["steps"]] == [*STEPS, "cleaned up"]
+        assert [step["step"] for step in tried["steps"]] == [*TRY_STEPS, "cleaned up"]
         assert all(step["ok"] for step in tried["steps"])
         assert (tried["ok"], tried["advice"]) == (True, "")
     assert (await door.run("connections-list", limit=1))["total"] == 0

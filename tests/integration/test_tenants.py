@@ -13,7 +13,7 @@ from yarl import URL
 
 from mediator.operate.control import send_command
 from pickup.client import Holder
-from pickup.client.errors import ClientError, NoAnswerError
+from pickup.client.plaintext import ClientError, NoAnswerError
 from tests.harness.app import App
 from tests.harness.app import app as running
 from tests.harness.waiting import until

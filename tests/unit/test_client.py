@@ -10,11 +10,10 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from pickup.client import ClientError, MediatorInvitation, ProblemError, Sender, Wallet
-from pickup.client.conversation import raise_problem
+from pickup.client.conversation import ClientResources, raise_problem
 from pickup.client.handshake import services
-from pickup.client.link import Link
 from pickup.client.plaintext import base64url, read, write
-from pickup.client.resources import ClientResources
+from pickup.client.wallet import Link
 from pickup.rules import names
 from pickup.rules.records import Generation
 

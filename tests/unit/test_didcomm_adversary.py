@@ -19,15 +19,14 @@ from mediator.mailboxes.message import Draft
 from mediator.mailboxes.sending import Send
 from pickup import message as messages
 from pickup.dids.document import DidDocument
-from pickup.dids.resolver import CachingResolver
-from pickup.dids.web import DidWebResolver
+from pickup.dids.resolver import CachingResolver, DidWebResolver
 from pickup.envelope import Envelopes, reading
 from pickup.envelope.library import LibraryEnvelopes
 from pickup.envelope.v2 import DidcommMessagingLibrary
 from pickup.message import DIDCOMM
 from pickup.metrics import DidcommMetrics
 from pickup.outbound import DeliveryOutcome, OutboundClient, OutboundMessage, OutboundQueue
-from pickup.protocols import connections, did_exchange, routing
+from pickup.protocols import handshakes, routing
 from pickup.rules import names
 from pickup.rules.records import Generation
 from tests.harness import handshaking
@@ -328,7 +327,7 @@ async def test_an_old_handshake_brings_no_old_endpoint_back() -> None:
             raw = handshaking.exchange(1, peer.peer_4(endpoint), invitation)
             call = await made.call(raw, peer.key, invitation.key)
             call.repeated = repeated
-            (reply,) = await did_exchange.handle_request(call)
+            (reply,) = await handshakes.exchange_dids(call)
             assert reply.type.name == "response"
         kept = await made.kept(peer.key)
         assert kept.endpoint == "https://new.example"
@@ -440,7 +439,7 @@ async def test_no_mail_is_relayed_to_its_holder_by_way_of_ourselves(whose: str) 
         invitation, peer = await made.invitations.make("default"), handshaking.Peer()
         ours = {"the mediator": made.identity.key, "an invitation": invitation.key}
         did = peer.peer_4("https://mediator.example/didcomm", key(7), ours.get(whose, key(8)))
-        await did_exchange.handle_request(
+        await handshakes.exchange_dids(
             await made.call(handshaking.exchange(1, did, invitation), peer.key, invitation.key)
         )
         kept = await made.kept(peer.key)
@@ -449,7 +448,7 @@ async def test_no_mail_is_relayed_to_its_holder_by_way_of_ourselves(whose: str) 
         old = peer.old_document("https://mediator.example/didcomm")
         old["service"][0]["routingKeys"] = [names.base58(names.verkey(ours.get(whose, key(8))))]
         raw = handshaking.connecting(peer, connection={"DID": peer.nym, "DIDDoc": old})
-        await connections.handle_request(await made.call(raw, peer.key, invitation.key))
+        await handshakes.exchange_documents(await made.call(raw, peer.key, invitation.key))
         kept = await made.kept(peer.key)
         assert (kept.endpoint is None) == (whose in ours)
 

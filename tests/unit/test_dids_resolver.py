@@ -15,8 +15,7 @@ from pickup import base64url
 from pickup.dids import material, own_dids
 from pickup.dids.document import DidDocument, parse
 from pickup.dids.material import IdentityKeys
-from pickup.dids.resolver import MAX_KEPT, MAX_LONG_FORM, CachingResolver, read
-from pickup.dids.web import DidWebResolver
+from pickup.dids.resolver import MAX_KEPT, MAX_LONG_FORM, CachingResolver, DidWebResolver, read
 from pickup.rules.names import from_verkey
 from tests.harness.old_identity import OLD_SECRET
 

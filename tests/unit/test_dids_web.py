@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mediator.errors import UnresolvedDidError
 from mediator.http.guard import Guard
-from pickup.dids.web import KEPT_SECONDS, MAX_AT_ONCE, MAX_BYTES, MISSED_SECONDS, DidWebResolver, url_of
+from pickup.dids.resolver import KEPT_SECONDS, MAX_AT_ONCE, MAX_BYTES, MISSED_SECONDS, DidWebResolver, url_of
 from tests.harness.certificates import Certificate, issue
 
 PATIENCE = 10.0

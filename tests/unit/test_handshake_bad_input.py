@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mediator.errors import MediatorError
 from pickup.invitations import id_inside
-from pickup.protocols.peers import read_attached
+from pickup.protocols.handshakes import read_attached
 from pickup.protocols.signatures import verify_attachment
 from pickup.rules.names import is_ed25519
 from tests.harness.handshaking import Peer, unpadded

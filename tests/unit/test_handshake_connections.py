@@ -7,7 +7,7 @@ import pytest
 
 from mediator.errors import BadRequestError, MediatorError, NoSuchInvitationError, NotEnrolledError
 from pickup.message import OLD, write
-from pickup.protocols.connections import handle_request
+from pickup.protocols.handshakes import exchange_documents
 from pickup.rules.records import Generation, Invitation
 from tests.harness.handshaking import PUBLIC_URL, START, Peer, Setup, checked_field, connecting, only, setup
 
@@ -31,7 +31,7 @@ async def invitation(door: Setup) -> Invitation:
 @pytest.mark.rule("D8")
 async def test_the_invitation_key_signs_our_document(door: Setup, peer: Peer, invitation: Invitation) -> None:
     call = await door.call(connecting(peer), peer.key, invitation.key)
-    plain = write(only(await handle_request(call)), Generation.V1, "", "")
+    plain = write(only(await exchange_documents(call)), Generation.V1, "", "")
 
     assert plain["@type"] == "https://didcomm.org/connections/1.0/response"
     assert plain["~thread"] == {"thid": "request-1"}
@@ -62,7 +62,7 @@ async def test_the_invitation_key_signs_our_document(door: Setup, peer: Peer, in
 
 async def test_old_prefixes_are_answered_in_kind(door: Setup, peer: Peer, invitation: Invitation) -> None:
     call = await door.call(connecting(peer, prefix=OLD), peer.key, invitation.key)
-    reply = only(await handle_request(call))
+    reply = only(await exchange_documents(call))
     assert str(reply.type) == f"{OLD}connections/1.0/response"
     assert reply.decorators["connection~sig"]["@type"] == f"{OLD}signature/1.0/ed25519Sha512_single"
 
@@ -73,7 +73,7 @@ async def test_qualified_dids_and_keys_by_reference_are_read(door: Setup, invita
         document = peer.old_document("http://peer.example", did=written + peer.nym)
         document["service"][0]["recipientKeys"] = [f"{written}{peer.nym}#1"]
         raw = connecting(peer, connection={"DID": brought + peer.nym, "DIDDoc": document})
-        await handle_request(await door.call(raw, peer.key, invitation.key))
+        await exchange_documents(await door.call(raw, peer.key, invitation.key))
         kept = await door.kept(peer.key)
         assert (kept.their_did, kept.keys) == (brought + peer.nym, (peer.key,))
         assert kept.endpoint == "http://peer.example"
@@ -107,7 +107,7 @@ async def test_documents_of_newer_agents_are_read(door: Setup, peer: Peer, invit
         ],
     }
     raw = connecting(peer, connection={"DID": peer.nym, "DIDDoc": document})
-    await handle_request(await door.call(raw, peer.key, invitation.key))
+    await exchange_documents(await door.call(raw, peer.key, invitation.key))
     kept = await door.kept(peer.key)
     assert (kept.endpoint, kept.keys, len(kept.routing_keys)) == ("https://peer.example", (peer.key,), 1)
 
@@ -115,9 +115,9 @@ async def test_documents_of_newer_agents_are_read(door: Setup, peer: Peer, invit
 @pytest.mark.rule("D12")
 async def test_the_same_request_again_changes_nothing(door: Setup, peer: Peer) -> None:
     invitation = await door.invitations.make("default", uses=1)
-    first = only(await handle_request(await door.call(connecting(peer), peer.key, invitation.key)))
+    first = only(await exchange_documents(await door.call(connecting(peer), peer.key, invitation.key)))
     kept = await door.connection(peer.key)
-    again = only(await handle_request(await door.call(connecting(peer), peer.key, invitation.key)))
+    again = only(await exchange_documents(await door.call(connecting(peer), peer.key, invitation.key)))
     assert checked_field(first.decorators["connection~sig"], invitation.key) == checked_field(
         again.decorators["connection~sig"], invitation.key
     )
@@ -131,9 +131,9 @@ async def test_who_brings_a_document_without_its_own_key_is_refused(
 ) -> None:
     thief = Peer()
     with pytest.raises(BadRequestError, match="key the message was sealed with"):
-        await handle_request(await door.call(connecting(peer), thief.key, invitation.key))
+        await exchange_documents(await door.call(connecting(peer), thief.key, invitation.key))
     with pytest.raises(NotEnrolledError):
-        await handle_request(await door.call(connecting(peer), None, invitation.key))
+        await exchange_documents(await door.call(connecting(peer), None, invitation.key))
     assert await door.count() == 0
 
 
@@ -143,7 +143,7 @@ async def test_a_did_that_is_not_made_from_the_key_is_not_believed(
 ) -> None:
     other = Peer()
     raw = connecting(peer, connection={"DID": other.nym, "DIDDoc": peer.old_document(did=other.nym)})
-    await handle_request(await door.call(raw, peer.key, invitation.key))
+    await exchange_documents(await door.call(raw, peer.key, invitation.key))
     kept = await door.kept(peer.key)
     assert kept.their_did == peer.key
 
@@ -168,11 +168,11 @@ async def test_what_is_no_introduction_is_refused(
     door: Setup, peer: Peer, brought: object, invitation: Invitation
 ) -> None:
     with pytest.raises(MediatorError) as caught:
-        await handle_request(await door.call(connecting(peer, connection=brought), peer.key, invitation.key))
+        await exchange_documents(await door.call(connecting(peer, connection=brought), peer.key, invitation.key))
     assert caught.value.status == 400
     assert await door.count() == 0
 
 
 async def test_a_request_that_answers_no_invitation_is_refused(door: Setup, peer: Peer) -> None:
     with pytest.raises(NoSuchInvitationError):
-        await handle_request(await door.call(connecting(peer), peer.key, door.identity.key))
+        await exchange_documents(await door.call(connecting(peer), peer.key, door.identity.key))

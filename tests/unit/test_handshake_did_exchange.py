@@ -11,7 +11,7 @@ import pytest
 
 from mediator.errors import BadRequestError, NoSuchInvitationError, NotEnrolledError, UnresolvedDidError
 from pickup.message import OLD, DidcommMessage, write
-from pickup.protocols.did_exchange import handle_request
+from pickup.protocols.handshakes import exchange_dids
 from pickup.rules.records import Generation, Invitation
 from tests.harness.handshaking import PUBLIC_URL, Peer, Setup, checked_attachment, exchange, only, setup
 
@@ -36,7 +36,7 @@ async def invitation(door: Setup) -> Invitation:
 async def test_1_1_gets_our_did_signed_by_the_invitation_key(door: Setup, peer: Peer, invitation: Invitation) -> None:
     did = peer.peer_4()
     call = await door.call(exchange(1, did, invitation), peer.key, invitation.key)
-    reply = only(await handle_request(call))
+    reply = only(await exchange_dids(call))
 
     plain = write(reply, Generation.V1, "", "")
     assert plain["@type"] == "https://didcomm.org/didexchange/1.1/response"
@@ -65,7 +65,7 @@ async def test_1_0_with_a_document_gets_a_signed_document(
 ) -> None:
     attached = peer.attach(peer.old_document("https://peer.example/in"), alphabet=alphabet)
     raw = exchange(0, peer.nym, invitation, **{"did_doc~attach": attached})
-    reply = only(await handle_request(await door.call(raw, peer.key, invitation.key)))
+    reply = only(await exchange_dids(await door.call(raw, peer.key, invitation.key)))
 
     plain = write(reply, Generation.V1, "", "")
     assert "did_rotate~attach" not in plain
@@ -79,7 +79,7 @@ async def test_1_0_with_a_document_gets_a_signed_document(
 async def test_a_wallet_with_did_peer_1_gets_a_did_peer_1(door: Setup, peer: Peer, invitation: Invitation) -> None:
     theirs = peer.genesis_document()
     raw = exchange(0, theirs["id"], invitation, **{"did_doc~attach": peer.attach(theirs)})
-    plain = write(only(await handle_request(await door.call(raw, peer.key, invitation.key))), Generation.V1, "", "")
+    plain = write(only(await exchange_dids(await door.call(raw, peer.key, invitation.key))), Generation.V1, "", "")
 
     document = orjson.loads(checked_attachment(plain["did_doc~attach"], invitation.key))
     assert document.pop("id") == plain["did"]
@@ -100,12 +100,12 @@ async def test_a_wallet_with_did_peer_1_gets_a_did_peer_1(door: Setup, peer: Pee
 
 async def test_old_type_prefixes_are_answered_in_kind(door: Setup, peer: Peer, invitation: Invitation) -> None:
     raw = exchange(1, peer.peer_4(), invitation) | {"@type": f"{OLD}didexchange/1.1/request"}
-    reply = only(await handle_request(await door.call(raw, peer.key, invitation.key)))
+    reply = only(await exchange_dids(await door.call(raw, peer.key, invitation.key)))
     assert str(reply.type) == f"{OLD}didexchange/1.1/response"
 
 
 async def test_a_did_key_is_a_did_like_any_other(door: Setup, peer: Peer, invitation: Invitation) -> None:
-    await handle_request(await door.call(exchange(1, peer.key, invitation), peer.key, invitation.key))
+    await exchange_dids(await door.call(exchange(1, peer.key, invitation), peer.key, invitation.key))
     kept = await door.kept(peer.key)
     assert kept.keys == (peer.key,)
 
@@ -115,7 +115,7 @@ async def test_an_endpoint_and_the_mediators_in_front_of_it_are_kept(
 ) -> None:
     other = Peer()
     did = peer.peer_4("http://peer.example:8000", f"{other.key}#{other.key.removeprefix('did:key:')}")
-    await handle_request(await door.call(exchange(1, did, invitation), peer.key, invitation.key))
+    await exchange_dids(await door.call(exchange(1, did, invitation), peer.key, invitation.key))
     kept = await door.kept(peer.key)
     assert (kept.endpoint, kept.routing_keys) == ("http://peer.example:8000", (other.key,))
 
@@ -124,9 +124,9 @@ async def test_an_endpoint_and_the_mediators_in_front_of_it_are_kept(
 async def test_the_same_request_again_changes_nothing_and_counts_once(door: Setup, peer: Peer) -> None:
     invitation = await door.invitations.make("default", uses=1)
     raw = exchange(1, peer.peer_4(), invitation)
-    first = only(await handle_request(await door.call(raw, peer.key, invitation.key)))
+    first = only(await exchange_dids(await door.call(raw, peer.key, invitation.key)))
     kept = await door.connection(peer.key)
-    again = only(await handle_request(await door.call(raw, peer.key, invitation.key)))
+    again = only(await exchange_dids(await door.call(raw, peer.key, invitation.key)))
     assert (again.body, again.thid) == (first.body, first.thid)
     assert await door.connection(peer.key) == kept
     assert (await door.count(), await door.uses(invitation)) == (1, 1)
@@ -140,7 +140,7 @@ async def test_the_key_that_sealed_must_be_one_of_the_document(door: Setup, peer
         exchange(0, peer.nym, invitation, **{"did_doc~attach": peer.attach(peer.old_document())}),
     ):
         with pytest.raises(BadRequestError, match="key the message was sealed with"):
-            await handle_request(await door.call(raw, thief.key, invitation.key))
+            await exchange_dids(await door.call(raw, thief.key, invitation.key))
     assert await door.count() == 0
     assert await door.uses(invitation) == 0
 
@@ -148,14 +148,14 @@ async def test_the_key_that_sealed_must_be_one_of_the_document(door: Setup, peer
 @pytest.mark.rule("D8")
 async def test_other_keys_of_a_document_are_not_believed(door: Setup, peer: Peer, invitation: Invitation) -> None:
     victim = Peer()
-    await handle_request(await door.call(exchange(1, victim.peer_4(), invitation), victim.key, invitation.key))
+    await exchange_dids(await door.call(exchange(1, victim.peer_4(), invitation), victim.key, invitation.key))
     before = await door.connection(victim.key)
 
     stolen = peer.old_document()
     stolen["publicKey"] += victim.old_document()["publicKey"]
     stolen["service"][0]["recipientKeys"].append(victim.verkey)
     raw = exchange(0, peer.nym, invitation, **{"did_doc~attach": peer.attach(stolen)})
-    await handle_request(await door.call(raw, peer.key, invitation.key))
+    await exchange_dids(await door.call(raw, peer.key, invitation.key))
 
     assert await door.connection(victim.key) == before
     kept = await door.kept(peer.key)
@@ -166,7 +166,7 @@ async def test_other_keys_of_a_document_are_not_believed(door: Setup, peer: Peer
 async def test_a_did_that_only_its_document_proves_is_not_used(door: Setup, peer: Peer, invitation: Invitation) -> None:
     trusted = Peer()
     raw = exchange(0, trusted.nym, invitation, **{"did_doc~attach": peer.attach(peer.old_document(did=trusted.nym))})
-    await handle_request(await door.call(raw, peer.key, invitation.key))
+    await exchange_dids(await door.call(raw, peer.key, invitation.key))
     kept = await door.kept(peer.key)
     assert kept.their_did == peer.key
 
@@ -189,7 +189,7 @@ async def test_a_document_whose_signature_is_not_right_is_refused(door, peer, sp
     spoil(attached["data"]["jws"])
     raw = exchange(0, peer.nym, invitation, **{"did_doc~attach": attached})
     with pytest.raises(BadRequestError, match=said):
-        await handle_request(await door.call(raw, peer.key, invitation.key))
+        await exchange_dids(await door.call(raw, peer.key, invitation.key))
     assert await door.count() == 0
 
 
@@ -201,14 +201,14 @@ async def test_a_document_changed_after_it_was_signed_is_refused(
     attached["data"]["base64"] = peer.attach(peer.old_document("https://elsewhere.example"))["data"]["base64"]
     raw = exchange(0, peer.nym, invitation, **{"did_doc~attach": attached})
     with pytest.raises(BadRequestError, match="signature is wrong"):
-        await handle_request(await door.call(raw, peer.key, invitation.key))
+        await exchange_dids(await door.call(raw, peer.key, invitation.key))
 
 
 @pytest.mark.rule("D12")
 async def test_a_document_signed_by_a_stranger_is_refused(door: Setup, peer: Peer, invitation: Invitation) -> None:
     raw = exchange(0, peer.nym, invitation, **{"did_doc~attach": Peer().attach(peer.old_document())})
     with pytest.raises(BadRequestError, match="signature by keys of the document"):
-        await handle_request(await door.call(raw, peer.key, invitation.key))
+        await exchange_dids(await door.call(raw, peer.key, invitation.key))
 
 
 async def test_all_signatures_of_a_document_must_be_valid(door: Setup, peer: Peer, invitation: Invitation) -> None:
@@ -226,12 +226,12 @@ async def test_all_signatures_of_a_document_must_be_valid(door: Setup, peer: Pee
     payload = orjson.dumps(document)
     attached["data"]["jws"] = {"signatures": [peer.jws(payload), second.jws(payload)]}
     raw = exchange(0, peer.nym, invitation, **{"did_doc~attach": attached})
-    await handle_request(await door.call(raw, peer.key, invitation.key))
+    await exchange_dids(await door.call(raw, peer.key, invitation.key))
     assert await door.connection(peer.key) is not None
 
     attached["data"]["jws"]["signatures"][1]["signature"] = attached["data"]["jws"]["signatures"][0]["signature"]
     with pytest.raises(BadRequestError, match="signature is wrong"):
-        await handle_request(await door.call(raw, peer.key, invitation.key))
+        await exchange_dids(await door.call(raw, peer.key, invitation.key))
 
 
 @pytest.mark.rule("D12")
@@ -255,7 +255,7 @@ async def test_an_attachment_that_is_none_is_refused(
 ) -> None:
     raw = exchange(0, peer.nym, invitation, **{"did_doc~attach": attached})
     with pytest.raises(BadRequestError, match="did_doc~attach"):
-        await handle_request(await door.call(raw, peer.key, invitation.key))
+        await exchange_dids(await door.call(raw, peer.key, invitation.key))
     assert await door.count() == 0
 
 
@@ -264,7 +264,7 @@ async def test_a_document_of_another_did_or_none_is_refused(door: Setup, peer: P
     for document in ({}, [], {"id": 7}, {"id": peer.nym}, peer.old_document(did=Peer().nym)):
         raw = exchange(0, peer.nym, invitation, **{"did_doc~attach": peer.attach(document)})
         with pytest.raises(BadRequestError):
-            await handle_request(await door.call(raw, peer.key, invitation.key))
+            await exchange_dids(await door.call(raw, peer.key, invitation.key))
 
 
 @pytest.mark.rule("D12")
@@ -284,39 +284,39 @@ async def test_a_did_that_leads_nowhere_is_refused(
 ) -> None:
     raw = exchange(1, "x", invitation) | {"did": did}
     with pytest.raises(error):
-        await handle_request(await door.call(raw, peer.key, invitation.key))
+        await exchange_dids(await door.call(raw, peer.key, invitation.key))
 
 
 @pytest.mark.rule("D8")
 async def test_who_says_nothing_of_itself_is_refused(door: Setup, peer: Peer, invitation: Invitation) -> None:
     call = await door.call(exchange(1, peer.peer_4(), invitation), None, invitation.key)
     with pytest.raises(NotEnrolledError):
-        await handle_request(call)
+        await exchange_dids(call)
 
 
 async def test_a_request_to_our_key_names_its_invitation(door: Setup, peer: Peer, invitation: Invitation) -> None:
     raw = exchange(1, peer.peer_4(), invitation)
-    reply = only(await handle_request(await door.call(raw, peer.key, door.identity.key)))
+    reply = only(await exchange_dids(await door.call(raw, peer.key, door.identity.key)))
     checked_attachment(reply.decorators["did_rotate~attach"], invitation.key)
     with pytest.raises(NoSuchInvitationError):
-        await handle_request(await door.call(exchange(1, peer.peer_4(), None), peer.key, door.identity.key))
+        await exchange_dids(await door.call(exchange(1, peer.peer_4(), None), peer.key, door.identity.key))
     strange = exchange(1, peer.peer_4(), None) | {"~thread": {"pthid": "nobody's"}}
     with pytest.raises(NoSuchInvitationError):
-        await handle_request(await door.call(strange, peer.key, door.identity.key))
+        await exchange_dids(await door.call(strange, peer.key, door.identity.key))
 
 
 async def test_an_invitation_that_is_not_open_connects_nobody_new(door: Setup, peer: Peer) -> None:
     short = await door.invitations.make("default", ttl=1000)
     once = await door.invitations.make("default", uses=1)
-    await handle_request(await door.call(exchange(1, peer.peer_4(), once), peer.key, once.key))
+    await exchange_dids(await door.call(exchange(1, peer.peer_4(), once), peer.key, once.key))
     door.clock.now += 1000
     for invitation in (short, once):
         late = Peer()
         with pytest.raises(NoSuchInvitationError):
-            await handle_request(await door.call(exchange(1, late.peer_4(), invitation), late.key, invitation.key))
+            await exchange_dids(await door.call(exchange(1, late.peer_4(), invitation), late.key, invitation.key))
         assert await door.connection(late.key) is None
     # Who came by it before may repeat.
-    await handle_request(await door.call(exchange(1, peer.peer_4(), once), peer.key, once.key))
+    await exchange_dids(await door.call(exchange(1, peer.peer_4(), once), peer.key, once.key))
 
 
 @pytest.mark.rule("A6")
@@ -325,9 +325,9 @@ async def test_an_invitation_of_another_tenant_is_none(peer: Peer) -> None:
         invitation = await door.invitations.make("acme")
         raw = exchange(1, peer.peer_4(), invitation)
         with pytest.raises(NoSuchInvitationError):
-            await handle_request(await door.call(raw, peer.key, door.identity.key))
+            await exchange_dids(await door.call(raw, peer.key, door.identity.key))
         call = await door.call(raw, peer.key, invitation.key, tenant="acme")
-        await handle_request(call)
+        await exchange_dids(call)
         assert call.connection.tenant == "acme"
         assert await door.connection(peer.key) is None
 
@@ -336,7 +336,7 @@ async def test_a_label_is_cut_and_never_needed(door: Setup, invitation: Invitati
     for label, kept_as in (("x" * 500, "x" * 128), (7, ""), (None, "")):
         peer = Peer()
         raw = exchange(1, peer.peer_4(), invitation) | {"label": label}
-        await handle_request(await door.call(raw, peer.key, invitation.key))
+        await exchange_dids(await door.call(raw, peer.key, invitation.key))
         kept = await door.kept(peer.key)
         assert kept.label == kept_as
 
@@ -345,4 +345,4 @@ async def test_a_thread_of_its_own_is_kept_to(door: Setup, peer: Peer, invitatio
     call = await door.call(exchange(1, peer.peer_4(), invitation), peer.key, invitation.key)
     message: DidcommMessage = replace(call.message, thid=None)
     call.message = message
-    assert only(await handle_request(call)).thid == "request-1"
+    assert only(await exchange_dids(call)).thid == "request-1"

@@ -8,9 +8,9 @@ import pytest
 
 from mediator.errors import NoSuchInvitationError, NotEnrolledError, UnsupportedMessageError
 from pickup.message import DIDCOMM
-from pickup.protocols import did_exchange
-from pickup.protocols.out_of_band import invitation as received
-from pickup.protocols.out_of_band import reuse
+from pickup.protocols import handshakes
+from pickup.protocols.handshakes import refuse_invitation as received
+from pickup.protocols.handshakes import reuse
 from pickup.rules.records import Invitation
 from pickup.tables import MediationTables
 from tests.harness.handshaking import Peer, Setup, exchange, only, setup
@@ -24,7 +24,7 @@ async def door() -> AsyncIterator[Setup]:
 
 async def connected(door: Setup, invitation: Invitation) -> Peer:
     peer = Peer()
-    await did_exchange.handle_request(await door.call(exchange(1, peer.peer_4(), invitation), peer.key, invitation.key))
+    await handshakes.exchange_dids(await door.call(exchange(1, peer.peer_4(), invitation), peer.key, invitation.key))
     return peer
 
 

@@ -6,7 +6,7 @@ import structlog.testing
 
 from mediator.errors import BadRequestError
 from pickup.message import DIDCOMM, OLD
-from pickup.protocols.discover_features import matches
+from pickup.protocols.general import matches
 from pickup.rules.records import Generation
 from tests.harness.mediation import key
 from tests.harness.protocols import MAX_ENVELOPE, V1, V2, Answer, Door, Json, Wire, envelope, marks

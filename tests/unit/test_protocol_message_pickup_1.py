@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from pickup.message import OLD
-from pickup.protocols import message_pickup_1
+from pickup.protocols import message_pickup
 from tests.harness.mediation import key
 from tests.harness.protocols import SECONDS, Answer, Door, Peer, Wire, envelope, marks
 
@@ -218,7 +218,7 @@ async def test_a_batch_over_a_socket_goes_when_the_socket_confirms_it(door: Door
 
 @pytest.mark.rule("D7")
 async def test_a_batch_that_a_socket_lost_comes_again_on_the_next(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(message_pickup_1, "CONFIRM_SECONDS", 0.01)
+    monkeypatch.setattr(message_pickup, "CONFIRM_SECONDS", 0.01)
     peer, wire = await door.holder(1, HELD), Wire(persistent=True)
     await door.forward(HELD, envelope("a"))
     await peer.ask("messagepickup/1.0/batch-pickup", {"batch_size": 1}, wire=wire)
@@ -233,7 +233,7 @@ async def test_a_batch_that_a_socket_lost_comes_again_on_the_next(door: Door, mo
 @pytest.mark.rule("D7")
 async def test_a_late_confirmation_removes_only_its_batch(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     """The confirmation may stand behind what the peer sends next, which is handled meanwhile."""
-    monkeypatch.setattr(message_pickup_1, "CONFIRM_SECONDS", 0.01)
+    monkeypatch.setattr(message_pickup, "CONFIRM_SECONDS", 0.01)
     peer, wire = await door.holder(1, HELD), Wire(persistent=True)
     await door.forward(HELD, envelope("a"))
     await peer.ask("messagepickup/1.0/batch-pickup", {"batch_size": 1}, wire=wire)

@@ -7,7 +7,7 @@ import pytest
 
 from mediator.errors import BadRequestError, NotEnrolledError
 from pickup.message import DIDCOMM
-from pickup.protocols import did_exchange
+from pickup.protocols import handshakes
 from pickup.protocols.push_notification import get_device, set_device
 from pickup.rules.records import PushDevice
 from tests.harness.handshaking import Peer, Setup, exchange, only, setup
@@ -22,7 +22,7 @@ async def door() -> AsyncIterator[Setup]:
 @pytest.fixture
 async def peer(door: Setup) -> Peer:
     peer, invitation = Peer(), await door.invitations.make("default")
-    await did_exchange.handle_request(await door.call(exchange(1, peer.peer_4(), invitation), peer.key, invitation.key))
+    await handshakes.exchange_dids(await door.call(exchange(1, peer.peer_4(), invitation), peer.key, invitation.key))
     return peer
 
 

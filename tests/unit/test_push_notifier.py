@@ -22,9 +22,9 @@ from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.creating import Create
 from mediator.mailboxes.message import Draft
 from mediator.mailboxes.sending import Send
-from pickup import push_notifier
 from pickup.broker import MediationBroker
-from pickup.push_notifier import PushNotifier
+from pickup.protocols import push_notification
+from pickup.protocols.push_notification import PushNotifier
 from pickup.rules.records import Connection, MediationRules, PushDevice
 from tests.harness.mediation import AMPLE, enrol, ids
 from tests.harness.stores import ram_store
@@ -191,7 +191,7 @@ async def test_who_was_not_rung_does_not_wait_for_the_next_time() -> None:
 
 
 async def test_a_webhook_that_fails_is_asked_again_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(push_notifier, "RETRY_SECONDS", (0.01, 0.01))
+    monkeypatch.setattr(push_notification, "RETRY_SECONDS", (0.01, 0.01))
     async with hall(Webhook(statuses=[500, 503, 200])) as door:
         await door.send(await door.holder(1))
         await until(lambda: door.counted("sent") == 1)
@@ -204,7 +204,7 @@ async def test_a_webhook_that_fails_is_asked_again_a_few_times(monkeypatch: pyte
 
 
 async def test_a_webhook_in_a_private_network_must_be_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(push_notifier, "RETRY_SECONDS", ())
+    monkeypatch.setattr(push_notification, "RETRY_SECONDS", ())
     async with hall(Webhook(), allow="10.0.0.0/8") as door:
         await door.send(await door.holder(1))
         await until(lambda: door.counted("failed") == 1)
@@ -212,7 +212,7 @@ async def test_a_webhook_in_a_private_network_must_be_allowed(monkeypatch: pytes
 
 
 async def test_calls_and_mailboxes_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(push_notifier, "MAX_DUE", 2)
+    monkeypatch.setattr(push_notification, "MAX_DUE", 2)
     async with hall(Webhook(), grace=60.0) as door:
         for number in range(1, 5):
             await door.send(await door.holder(number))
@@ -220,7 +220,7 @@ async def test_calls_and_mailboxes_that_wait_are_bounded(monkeypatch: pytest.Mon
 
 
 async def test_mail_is_kept_whatever_becomes_of_the_ring(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(push_notifier, "RETRY_SECONDS", ())
+    monkeypatch.setattr(push_notification, "RETRY_SECONDS", ())
     async with hall(Webhook(statuses=[404])) as door:
         connection = await door.holder(1)
         await door.send(connection)

@@ -20,7 +20,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from pickup.client import Wallet
-from pickup.client.resources import ClientResources
+from pickup.client.conversation import ClientResources
 from pickup.message import encode
 from pickup.rules import names
 from tests.harness.didcomm_service import Door, Invites

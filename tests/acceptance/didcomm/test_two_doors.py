@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pickup.client import DeliveredMessage, Holder, Sender, Wallet
-from pickup.client.resources import ClientResources
+from pickup.client.conversation import ClientResources
 from pickup.client.sender import forward_v2
 from pickup.rules.records import Generation
 from tests.harness.client import Answer, Client, payload_of

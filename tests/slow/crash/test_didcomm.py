@@ -21,7 +21,7 @@ import pytest
 
 from mediator.errors import UnavailableError
 from pickup.client import DeliveredMessage, Holder, HttpStatusError, NoAnswerError, ProblemError, Sender
-from pickup.client.transport import MEDIA_TYPES
+from pickup.client.conversation import MEDIA_TYPES
 from pickup.rules.records import Generation
 from tests.harness.didcomm_service import Door, note, note_v2, text
 from tests.harness.postgres import Server, answers, disturbing

@@ -21,7 +21,7 @@ from mediator.mailboxes.mailbox import NewMailbox
 from mediator.store.base import Transaction
 from mediator.store.postgres import PostgresStore
 from pickup.client import Holder, Sender
-from pickup.client.transport import MEDIA_TYPES
+from pickup.client.conversation import MEDIA_TYPES
 from pickup.rules.records import Generation
 from tests.harness.client import Client, Unanswered, payload_of
 from tests.harness.didcomm_service import Door, note_v2, text

@@ -8,7 +8,7 @@ import pytest
 from didcomm_messaging import DIDCommMessaging, quickstart
 
 from pickup.base64url import decode
-from pickup.client.invitation import MediatorInvitation
+from pickup.client.handshake import MediatorInvitation
 from tests.harness.didcomm_service import Door, Invites
 
 PICKUP = "https://didcomm.org/messagepickup/3.0"

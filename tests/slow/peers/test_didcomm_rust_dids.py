@@ -10,8 +10,7 @@ from mediator.http.guard import Guard
 from mediator.mailboxes.bounds import Bounds
 from pickup.broker import MediationBroker
 from pickup.dids.identities import OwnIdentities, Vault
-from pickup.dids.resolver import CachingResolver
-from pickup.dids.web import DidWebResolver
+from pickup.dids.resolver import CachingResolver, DidWebResolver
 from pickup.envelope.library import LibraryEnvelopes
 from pickup.envelope.v2 import DidcommMessagingLibrary
 from pickup.rules.names import canonical

@@ -8,8 +8,7 @@ import pytest
 from aries_staticagent import crypto
 
 from pickup.base64url import decode
-from pickup.client.handshake import services
-from pickup.client.invitation import MediatorInvitation
+from pickup.client.handshake import MediatorInvitation, services
 from pickup.rules import names
 from tests.harness.didcomm_service import Door, Invites
 

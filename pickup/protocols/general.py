@@ -1,15 +1,18 @@
-"""Discover features 1.0 (RFC 0031) and 2.0 (RFC 0557): the supported protocols, and the largest envelope."""
+"""The protocols that every agent speaks: trust ping, discover features, problem reports, the empty message."""
 
 import re
 from collections.abc import Sequence
 
+import structlog
+
 from mediator.errors import BadRequestError
-from pickup.dispatcher import Dispatcher, InboundRequest
+from pickup.dispatcher import EMPTY, REPORT_FAMILY, REPORT_NAMES, Dispatcher, InboundRequest, no_reply
 from pickup.invitations import GOAL_CODE
 from pickup.message import DIDCOMM, OLD, Json, ReplyMessage
 from pickup.rules.records import Generation
 
-FAMILY = "discover-features"
+TRUST_PING = {Generation.V1: ("trust_ping", 1, "ping_response"), Generation.V2: ("trust-ping", 2, "ping-response")}
+DISCOVER_FEATURES = "discover-features"
 MAX_QUERIES = 64
 MAX_PATTERN = 1024
 """Characters of one query."""
@@ -20,26 +23,56 @@ ROLES = {
     "messagepickup": ["mediator"],
     "message-pickup": ["mediator"],
     "routing": ["mediator"],
-    FAMILY: ["responder"],
+    DISCOVER_FEATURES: ["responder"],
 }
 """Our role in a protocol, where it is not obvious."""
+NOTIFICATION = "notification"
+"""The family name that the examples of RFC 0035 and RFC 0685 use."""
+_CODE = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+log = structlog.get_logger("didcomm.problems")
 
 
 def register(dispatcher: Dispatcher) -> None:
     """Register the handlers."""
-    both = {Generation.V1, Generation.V2}
-    dispatcher.register(FAMILY, {(1, 0)}, {"query": query}, generations={Generation.V1}, anonymous=True)
-    dispatcher.register(FAMILY, {(2, 0)}, {"queries": queries}, generations=both, anonymous=True)
+    v1, v2 = {Generation.V1}, {Generation.V2}
+    for generation, (family, major, response) in TRUST_PING.items():
+        pings = {"ping": ping, response: no_reply}
+        dispatcher.register(family, {(major, 0)}, pings, generations={generation}, anonymous=True, once={"ping"})
+    dispatcher.register(DISCOVER_FEATURES, {(1, 0)}, {"query": disclose_1}, generations=v1, anonymous=True)
+    dispatcher.register(DISCOVER_FEATURES, {(2, 0)}, {"queries": disclose_2}, generations=v1 | v2, anonymous=True)
+    reports = dict.fromkeys(REPORT_NAMES, note_report)
+    dispatcher.register(REPORT_FAMILY, {(1, 0)}, reports, generations=v1, once=REPORT_NAMES)
+    dispatcher.register(REPORT_FAMILY, {(2, 0)}, reports, generations=v2, once=REPORT_NAMES)
+    dispatcher.register(NOTIFICATION, {(1, 0)}, reports, generations=v1, once=REPORT_NAMES)
+    # The empty message carries headers alone, such as ``ack`` or ``from_prior`` (DIDComm v2.1 §The Empty Message).
+    dispatcher.register(EMPTY, {(1, 0)}, {EMPTY: no_reply}, generations=v2, anonymous=True)
 
 
-async def query(request: InboundRequest) -> Sequence[ReplyMessage]:
+async def ping(request: InboundRequest) -> Sequence[ReplyMessage]:
+    """Reply, unless no response is requested.
+
+    A holder that requests none, on a WebSocket with return route ``all``, gets its mail pushed from then on.
+    """
+    message, connection = request.message, request.connection
+    if message.fields.flag("response_requested", absent=True):
+        return [request.reply(TRUST_PING[message.generation][2])]
+    enrolled = connection is not None and connection.mailbox_no is not None
+    if enrolled and message.return_route == "all" and not request.repeated:
+        # Stored even on HTTP, where it starts nothing: a replay of it on a WebSocket must not start a session.
+        await request.mediation.remember_envelope()
+        await request.context.sessions.implicit(request)
+    return ()
+
+
+async def disclose_1(request: InboundRequest) -> Sequence[ReplyMessage]:
     """Disclose the protocols that match one pattern (RFC 0031 §query)."""
     pattern = _pattern(request.message.body.get("query"), "query")
     found = [{"pid": pid, **_roles(family)} for pid, family in _protocols(request, pattern)]
     return [request.reply("disclose", {"protocols": found})]
 
 
-async def queries(request: InboundRequest) -> Sequence[ReplyMessage]:
+async def disclose_2(request: InboundRequest) -> Sequence[ReplyMessage]:
     """Disclose the features that match any of several queries (RFC 0557 §queries); unknown types match nothing."""
     found: dict[tuple[str, str], Json] = {}
     for one in request.message.fields.items("queries", MAX_QUERIES):
@@ -99,3 +132,21 @@ def matches(pattern: str, text: str) -> bool:
             return False
         at = found + len(part)
     return True
+
+
+async def note_report(request: InboundRequest) -> Sequence[ReplyMessage]:
+    """Log the code, the only part without free text; a batch that the report is about stays queued (D7)."""
+    message, connection = request.message, request.connection
+    body = message.body
+    description = body.get("description")
+    code = description.get("code") if isinstance(description, dict) else body.get("code")
+    known = isinstance(code, str) and _CODE.fullmatch(code) is not None
+    log.debug(
+        "problem report received",
+        problem=code if known else None,
+        connection=None if connection is None else connection.no,
+    )
+    if connection is not None and not request.repeated:
+        about = [thread for thread in (message.thid, message.pthid) if thread is not None]
+        await request.mediation.keep_batch(connection, about)
+    return ()
