@@ -6,9 +6,9 @@ ARGS ?=
 # Tests at the same time; each has its servers to itself. More need a machine with more cores than that.
 JOBS ?= 2
 # The other v2 envelope library, for tests. Its pins exclude ours, so it comes alone; what it imports is in [test].
-DIDCOMM := --no-deps didcomm==0.3.2
+DIDCOMM := didcomm==0.3.2
 # What finds faults of accessibility: the script in it, without the driver of browsers that it is made for.
-AXE := --no-deps axe-playwright-python==0.1.8
+AXE := axe-playwright-python==0.1.8
 # A peer of tests and benchmarks, with pins that exclude ours. It runs on Python 3.11.
 ACAPY := aries-cloudagent[askar]==0.12.8
 ACAPY_PYTHON ?= $(PYTHON)
@@ -29,27 +29,33 @@ FLOORS ?= $(addprefix --floor ,livemcp=.69 metatool=.76 toolbench=.83 sealtools=
 unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help serve dist test test-slow check docs screenshots unit newcomers bench eval fuzz pipeline-demo peers clean
 
-$(VENV)/.core: pyproject.toml hatch_build.py $(wildcard minilm/*.py weblib/*.py)
+MADE_OF := pyproject.toml hatch_build.py $(wildcard minilm/*.py weblib/*.py)
+# Python keeps bytecode of what it imports; pip would make it of all 20,000 modules of [dev], which takes minutes.
+PIP_LATER := $(BIN)/pip install --quiet --no-compile
+
+$(VENV)/.core: $(MADE_OF)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet -e '.[search]'
 	@touch $@
 
 $(VENV)/.test: pyproject.toml $(VENV)/.core
-	$(BIN)/pip install --quiet -e '.[test]'
-	$(BIN)/pip install --quiet $(DIDCOMM)
+	$(PIP_LATER) -e '.[test]'
+	$(PIP_LATER) --no-deps $(DIDCOMM)
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml $(VENV)/.test
-	$(BIN)/pip install --quiet -e '.[dev]'
-	$(BIN)/pip install --quiet $(AXE)
-	@touch $@
+# At one go: each call of pip finds anew what fits together, and builds the package.
+$(VENV)/.dev: $(MADE_OF)
+	$(PYTHON) -m venv $(VENV)
+	$(PIP_LATER) -e '.[dev]'
+	$(PIP_LATER) --no-deps $(DIDCOMM) $(AXE)
+	@touch $(VENV)/.core $(VENV)/.test $@
 
 $(VENV)/.pipeline: $(VENV)/.core
-	$(BIN)/pip install --quiet -e '.[pipeline]'
+	$(PIP_LATER) -e '.[pipeline]'
 	@touch $@
 
 $(VENV)/.fuzz: $(VENV)/.dev
-	$(BIN)/pip install --quiet -e '.[dev,fuzz]'
+	$(PIP_LATER) -e '.[dev,fuzz]'
 	@touch $@
 
 help:  ## list the targets
@@ -67,7 +73,7 @@ dist:  ## build the wheel and the sdist into dist/
 
 $(VENV)-acapy/.done:
 	$(ACAPY_PYTHON) -m venv $(VENV)-acapy
-	$(VENV)-acapy/bin/pip install --quiet '$(ACAPY)'
+	$(VENV)-acapy/bin/pip install --quiet --no-compile '$(ACAPY)'
 	@touch $@
 
 $(CREDO)/%/node_modules/.installed: $(CREDO)/%/package-lock.json $(CREDO)/%/.npmrc
