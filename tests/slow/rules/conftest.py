@@ -23,11 +23,12 @@ MANY = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what needs PostgreSQL, and leave out what would take long."""
+    """Mark what needs PostgreSQL, and leave out what needs no store, and what would take long."""
     ours = [item for item in items if item.path.parent == Path(__file__).parent]
     for item in ours:
         item.add_marker(pytest.mark.postgres)
-    items[:] = [item for item in items if item not in ours or not item.name.startswith(MANY)]
+    left_out = {item for item in ours if item.name.startswith(MANY) or "store" not in getattr(item, "fixturenames", ())}
+    items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture
