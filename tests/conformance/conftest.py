@@ -59,7 +59,7 @@ def _opener(kind: str, request: pytest.FixtureRequest, stack: contextlib.ExitSta
     # Its driver is an extra: asked for after the fixture, which skips without it.
     from mediator.store.postgres import PostgresStore
 
-    url = stack.enter_context(server.database(migrated=True))
+    url = stack.enter_context(server.emptied())
     return lambda: PostgresStore(url)
 
 

@@ -36,5 +36,5 @@ def store(postgres: Server) -> Iterator[Store]:
     # Its driver is an extra: asked for after the fixture, which skips without it.
     from mediator.store.postgres import PostgresStore
 
-    with postgres.database(migrated=True) as url, contextlib.closing(PostgresStore(url)) as store:
+    with postgres.emptied() as url, contextlib.closing(PostgresStore(url)) as store:
         yield store
