@@ -7,7 +7,7 @@ from tests.harness.stores import ram_store
 from tests.unit import test_agents_model, test_mediation_model, test_model, test_pushing_model
 
 pytestmark = pytest.mark.timeout(900)
-MANY = settings(max_examples=500, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck))
+MANY = settings(max_examples=200, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.mark.rule(
