@@ -69,8 +69,7 @@ from mediator.store.base import Store
 from mediator.store.opening import open_store
 from mediator.system.limits import limit_arenas
 from mediator.system.private_files import narrow
-from mediator.tenants.directory import TenantDirectory
-from mediator.tenants.updater import LOOK_SECONDS, TenantUpdater
+from mediator.tenants.directory import LOOK_SECONDS, TenantDirectory, TenantUpdater
 from mediator.tracing.opening import Instruments, open_tracing
 
 HEALTH_SECONDS = 10

@@ -15,8 +15,7 @@ from multidict import MultiMapping
 
 from mediator.announcer import Announcer
 from mediator.errors import DeniedError, MediatorError, RateLimitedError
-from mediator.http.client_address import ClientAddresses
-from mediator.http.connections import Address, group
+from mediator.http.connections import Address, ClientAddresses, group
 from pickup.broker import MediationBroker
 from pickup.metrics import DidcommMetrics
 from pickup.rules import granting

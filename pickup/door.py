@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from mediator.announcer import Announcer
 from mediator.broker import Broker
-from mediator.http.client_address import ClientAddresses
+from mediator.http.connections import ClientAddresses
 from mediator.http.guard import Guard
 from mediator.operate.operations import Operations
 from mediator.operate.scheduler import CoalescingTask

@@ -36,7 +36,7 @@ class RegistryPart(Part):
 
     def cleanup_steps(self, settings: "Settings") -> "Sequence[CleanupStep]":
         """Remove agents that are gone for long, and what is remembered too long."""
-        from registry.cleanup import RemovedAgents, SilentAgents, UnusedRequests
+        from registry.maintenance import RemovedAgents, SilentAgents, UnusedRequests
         from registry.settings import RegistrySettings
 
         chosen = settings.section(RegistrySettings)
@@ -58,7 +58,7 @@ class RegistryPart(Part):
 
     def verify_checks(self, settings: "Settings") -> "Sequence[VerifyCheck]":
         """Check agents, counts and vectors."""
-        from registry.checks import registry_checks
+        from registry.maintenance import registry_checks
 
         return registry_checks()
 

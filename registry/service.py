@@ -17,10 +17,10 @@ from mediator.http.guard import Guard
 from registry.api.console import add_pages
 from registry.api.doors import RegistryApi, add_verbs
 from registry.api.operations import RegistryOperations
-from registry.checks import examine
 from registry.directory import Directory
 from registry.embedding.switching import EmbeddingModels
 from registry.index.updater import IndexUpdater
+from registry.maintenance import examine
 from registry.metrics import RegistryMetrics
 from registry.outside import OutsideService
 from registry.records import NO_MEMORY, Liveness, MemoryPolicy

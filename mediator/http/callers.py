@@ -21,8 +21,7 @@ from multidict import MultiMapping
 
 from mediator.endpoint import Endpoint
 from mediator.errors import NotAuthenticatedError, SetupError, TooManyAttemptsError
-from mediator.http.client_address import ClientAddresses, parse_address
-from mediator.http.connections import Address
+from mediator.http.connections import Address, ClientAddresses, parse_address
 from mediator.mailboxes.address import DEFAULT_TENANT
 from mediator.settings.sections import OperatorToken
 from mediator.settings.settings import Settings

@@ -2,17 +2,22 @@
 
 At the limit, a new connection replaces one that keeps the server waiting: idle, with half a request, or not reading its
 response. While all are busy, a few more are admitted, and only answered about health.
+
+The address that a request came from is that of its connection, or what a trusted reverse proxy says in a header.
 """
 
 import asyncio
-from collections.abc import Callable
-from ipaddress import IPv4Address, IPv6Address, ip_address
-from typing import Any, Final, cast
+from collections.abc import Callable, Sequence
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
+from typing import Any, Final, Literal, cast
 
 import structlog
 from aiohttp import web
+from multidict import MultiMapping
 
 Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
+ForwardedHeader = Literal["X-Forwarded-For", "Forwarded"]
 
 HEAD_SECONDS: Final = 10.0
 """For the request line and the headers, counted from the connection or the first byte."""
@@ -20,6 +25,9 @@ RESERVE: Final = 32
 """Connections above the limit that get health and metrics; other requests on them are refused as busy."""
 LOG_SECONDS: Final = 60.0
 """Between two log lines about the limit."""
+
+MAX_PROXIES: Final = 16
+"""Addresses of a proxy's header that are read, from its end."""
 
 EVICTED: Final = "evicted"
 """It kept the server waiting, and a new connection took its place."""
@@ -124,7 +132,7 @@ class HttpConnection(web.RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Admit the connection, or close it at once."""
-        self.address = _address(transport.get_extra_info("peername"))
+        self.address = _peer_address(transport.get_extra_info("peername"))
         if self.address is not None:
             self.peer = group(self.address)
         self._admitted = self._limiter.admit(self)
@@ -180,9 +188,60 @@ def group(address: Address) -> str:
     return address.exploded[:19] if isinstance(address, IPv6Address) else str(address)
 
 
-def _address(peer: Any) -> Address | None:
-    """Return the peer's address, an IPv4 one also where IPv6 embeds it."""
-    if not peer:
+def _peer_address(peername: Any) -> Address | None:
+    """Return the address of a socket's peer; None without one, as for Unix sockets."""
+    return parse_address(str(peername[0]).partition("%")[0]) if peername else None
+
+
+class ClientAddresses:
+    """Reads one header of trusted proxies. The client could have written any other, so only this one is read."""
+
+    def __init__(self, trusted: Sequence[Network] = (), header: ForwardedHeader = "X-Forwarded-For") -> None:
+        self._trusted = tuple(trusted)
+        self._header = header
+
+    def of_request(self, request: web.Request) -> Address | None:
+        """Return the address of a request; None for one that came over no connection of ours."""
+        connection = request.protocol
+        return self.of(connection.address, request.headers) if isinstance(connection, HttpConnection) else None
+
+    def of(self, peer: Address | None, headers: MultiMapping[str]) -> Address | None:
+        """Return the last address of the header that no trusted proxy has, or the peer of the connection."""
+        if peer is None or not self._trusts(peer):
+            return peer
+        hops = ",".join(headers.getall(self._header, ())).split(",")[-MAX_PROXIES:]
+        for hop in reversed(hops):
+            found = parse_address(_for(hop) if self._header == "Forwarded" else hop)
+            if found is None:
+                # What stands before it is not to be believed either.
+                return peer
+            peer = found
+            if not self._trusts(peer):
+                return peer
+        return peer
+
+    def _trusts(self, address: Address) -> bool:
+        return any(address in network for network in self._trusted)
+
+
+def _for(element: str) -> str:
+    """Return the address of one element of ``Forwarded`` (RFC 7239 §5.2); empty without one."""
+    for pair in element.split(";"):
+        name, _, value = pair.partition("=")
+        if name.strip().lower() == "for":
+            return value.strip().strip('"')
+    return ""
+
+
+def parse_address(text: str) -> Address | None:
+    """Read an address, with a port behind it or without."""
+    text = text.strip()
+    if text.startswith("["):
+        text = text[1:].partition("]")[0]
+    elif text.count(":") == 1:
+        text = text.partition(":")[0]
+    try:
+        address = ip_address(text)
+    except ValueError:
         return None
-    found = ip_address(str(peer[0]).partition("%")[0])
-    return found.ipv4_mapped or found if isinstance(found, IPv6Address) else found
+    return address.ipv4_mapped or address if isinstance(address, IPv6Address) else address

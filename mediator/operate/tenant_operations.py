@@ -34,10 +34,9 @@ from mediator.operate.operations import (
 from mediator.settings.settings import Settings
 from mediator.store.base import Transaction
 from mediator.tenants import rules
-from mediator.tenants.directory import TenantDirectory, digest_of
+from mediator.tenants.directory import TenantDirectory, TenantUpdater, digest_of
 from mediator.tenants.records import QUOTAS, Tenant, TenantToken, TenantUser
 from mediator.tenants.rules import KeptTenants
-from mediator.tenants.updater import TenantUpdater
 
 MAX_LISTED: Final = 200
 MAX_ENTRIES: Final = 1000

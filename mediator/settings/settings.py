@@ -11,14 +11,12 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
-from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     Field,
     PrivateAttr,
-    SecretStr,
     ValidationError,
     create_model,
     model_validator,
@@ -58,7 +56,19 @@ from mediator.settings.sources import (
     read_file,
     variable_name,
 )
-from mediator.settings.types import ANY_CASE, MAX_TTL, Address, Key, PartSettings, Whole, network
+from mediator.settings.types import (
+    ANY_CASE,
+    MAX_TTL,
+    AckWait,
+    Address,
+    DatabaseUrl,
+    Directory,
+    Key,
+    NatsUrl,
+    PartSettings,
+    Whole,
+    network,
+)
 
 S = TypeVar("S", bound=PartSettings)
 
@@ -69,42 +79,6 @@ _MASK = "**********"
 _KIB, _MIB = 1024, 1024 * 1024
 # A NATS server buffers at most 64 MiB for a client by default and refuses a larger max_payload; N7 takes ¾ of that.
 _MAX_MESSAGE = 47 * _MIB
-
-
-def _ack_wait(value: int) -> int:
-    if value and not MIN_ACK_WAIT <= value <= MAX_ACK_WAIT:
-        raise ValueError(f"expected 0, or {MIN_ACK_WAIT} to {MAX_ACK_WAIT} milliseconds")
-    return value
-
-
-def _database_url(value: SecretStr) -> SecretStr:
-    # A primary and its standbys: hosts joined by commas, each with a port of its own.
-    url = re.match(r"(postgres(?:ql)?://)(?:[^/?#]*@)?([^/?#]*)", value.get_secret_value())
-    if not url or not all(_is_url(url[1] + host, {"postgresql", "postgres"}) for host in url[2].split(",")):
-        raise ValueError("expected postgresql://USER:PASSWORD@HOST:PORT/DATABASE")
-    return value
-
-
-def _nats_url(value: SecretStr) -> SecretStr:
-    for part in value.get_secret_value().split(","):
-        if not _is_url(part.strip(), {"nats", "tls", "ws", "wss"}) or not urlsplit(part.strip()).hostname:
-            raise ValueError("expected nats://HOST:PORT (or tls://, ws://, wss://), several joined by commas")
-    return value
-
-
-def _is_url(text: str, schemes: set[str]) -> bool:
-    try:
-        parts = urlsplit(text)
-        return parts.scheme in schemes and text.startswith(f"{parts.scheme}://") and (parts.port or 0) >= 0
-    except ValueError:
-        return False
-
-
-def _absolute(path: Path) -> Path:
-    try:
-        return path.expanduser().absolute()
-    except RuntimeError:
-        raise ValueError("expected a directory, the user after ~ is not known here") from None
 
 
 def _instance(validated: dict[str, Any]) -> str:
@@ -163,7 +137,7 @@ class Settings(BaseSettings):
         env_ignore_empty=True,
     )
 
-    data_dir: Annotated[Path, AfterValidator(_absolute)] = Field(
+    data_dir: Directory = Field(
         default=Path("mediator-data"),
         validate_default=True,
         description="Directory for the database, the journal and the managed NATS server's files. Everything that must "
@@ -186,7 +160,7 @@ class Settings(BaseSettings):
         "stored mail, which gateway.max_subscriptions limits. Protects the server's memory, up to 5 KiB each; "
         "raise it for clients that subscribe to very many subjects of their own.",
     )
-    nats_url: Annotated[SecretStr, AfterValidator(_nats_url)] | None = Field(
+    nats_url: NatsUrl | None = Field(
         default=None,
         description="URL of an existing NATS server or cluster (nats://HOST:PORT, several joined by commas) to use "
         "instead of starting one. Set it when you run NATS already, or when several services share the mail.",
@@ -257,7 +231,7 @@ class Settings(BaseSettings):
         description="The header in which http_trusted_proxies add the address of the client, at its end. The other "
         "one is not read: proxies pass on what the client wrote there. Set Forwarded for proxies that write RFC 7239.",
     )
-    database_url: Annotated[SecretStr, AfterValidator(_database_url)] | None = Field(
+    database_url: DatabaseUrl | None = Field(
         default=None,
         description="postgresql://USER:PASSWORD@HOST:PORT/DATABASE. Without it mail is kept in an SQLite file in "
         "data_dir, which one service owns. Set it when several services share the mail. A primary and its standbys "
@@ -299,7 +273,7 @@ class Settings(BaseSettings):
         description="Seconds a mailbox lives when its CREATE has no ttl; 0 is for ever. Protects the disk from "
         "forgotten mailboxes. A change affects mailboxes created afterwards.",
     )
-    default_ack_wait_ms: Annotated[Whole, AfterValidator(_ack_wait)] = Field(
+    default_ack_wait_ms: AckWait = Field(
         default=0,
         description="Milliseconds a fetched message is leased to its reader, unless mailbox or FETCH set a lease; "
         f"0 is no lease, else {MIN_ACK_WAIT} to {MAX_ACK_WAIT}. Set it when several workers share a group through an "
@@ -345,7 +319,7 @@ class Settings(BaseSettings):
         description="FETCH requests in progress at once, most of which wait for mail. Protects memory, and is shared "
         "like max_pending; raise it to twice the number of readers that are idle at the same time.",
     )
-    backup_dir: Annotated[Path, AfterValidator(_absolute)] | None = Field(
+    backup_dir: Directory | None = Field(
         default=None,
         description="Folder in which the console and the admin API make backups, for which they take a name and no "
         "path; `mediator backup` writes wherever its caller may. Each needs room for two copies of the database while "

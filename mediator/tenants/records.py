@@ -1,10 +1,13 @@
-"""What is kept of a tenant that was made while the service runs; no secret is among it (A6)."""
+"""What is kept of a tenant that was made while the service runs, and its table; no secret is among it (A6)."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final
 
 import orjson
+
+from mediator.mailboxes.session import Table, table
+from mediator.mailboxes.transaction import Transaction
 
 QUOTAS: Final = ("mailboxes", "messages", "bytes", "rate", "burst", "sockets", "subscriptions")
 """The quotas of a tenant, as :class:`~mediator.mailboxes.bounds.Quota` calls them."""
@@ -72,3 +75,44 @@ def decode(state: str) -> Tenant:
 def _read(kind: type[Any], kept: Mapping[str, Any]) -> Any:
     known = {one.name for one in fields(kind)}
     return kind(**{name: value for name, value in kept.items() if name in known})
+
+
+class Tenants(Table):
+    """The tenants that were made while a service ran.
+
+    Other instances notice a change by its number.
+    """
+
+    def lock(self) -> None:
+        """Keep other instances from changing tenants until the transaction ends."""
+        self._execute(f"SELECT revision FROM tenant_revision WHERE no = 1 {self._dialect.lock()}")
+
+    def revise(self) -> int:
+        """Count a change, and return its number."""
+        return int(self._session.one("UPDATE tenant_revision SET revision = revision + 1 RETURNING revision")[0])
+
+    def revision(self) -> int:
+        """Return the number of the last change."""
+        return int(self._session.one("SELECT revision FROM tenant_revision")[0])
+
+    def all(self) -> dict[str, Tenant]:
+        """Return all by name, removed ones too."""
+        return {row[0]: decode(row[1]) for row in self._execute("SELECT name, state FROM tenant ORDER BY name")}
+
+    def is_removed(self, name: str) -> bool:
+        """Whether a tenant was removed and not added again."""
+        row = self._session.first("SELECT state FROM tenant WHERE name = ?", (name,))
+        return row is not None and decode(row[0]).removed
+
+    def save(self, tenant: Tenant) -> None:
+        """Insert or replace a tenant."""
+        self._execute(
+            "INSERT INTO tenant (name, state) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET state = excluded.state",
+            (tenant.name, encode(tenant)),
+        )
+
+
+class TenantTables(Transaction):
+    """A transaction with the table of tenants."""
+
+    tenants = table(Tenants)

@@ -4,8 +4,7 @@ from mediator.mailboxes import creating
 from mediator.mailboxes.bounds import Bounds, Quota
 from mediator.mailboxes.creating import Create
 from mediator.mailboxes.quotas import Quotas
-from mediator.tenants.records import Tenant, TenantUser
-from mediator.tenants.table import TenantTables
+from mediator.tenants.records import Tenant, TenantTables, TenantUser
 from tests.harness.stores import undone, within
 
 ACME = Tenant("acme", 1, users=(TenantUser("ann", "hash"),), quotas={"rate": 5})

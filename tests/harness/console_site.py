@@ -24,8 +24,7 @@ from mediator.operate.service_operations import ServiceOperations, SettingsOpera
 from mediator.operate.sessions import CookieSealer, EndedSessions
 from mediator.operate.sign_in import SignIn
 from mediator.operate.tenant_operations import TenantOperations
-from mediator.tenants.directory import TenantDirectory
-from mediator.tenants.updater import TenantUpdater
+from mediator.tenants.directory import TenantDirectory, TenantUpdater
 from tests.harness.core import Core, core, make_settings
 
 ROLES = ("read", "operate", "read-payload", "admin")

@@ -28,7 +28,7 @@ from mediator.store.opening import database_path
 from mediator.store.sqlite import SqliteStore
 from pickup.maintenance import OldReplays, UnusedConnections
 from pickup.rules.records import MediationRules
-from registry.cleanup import RemovedAgents, SilentAgents
+from registry.maintenance import RemovedAgents, SilentAgents
 from registry.records import Liveness
 from tests.harness.clock import ShiftedClock
 

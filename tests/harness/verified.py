@@ -11,7 +11,7 @@ from mediator.verify.checks import Place
 from mediator.verify.database import mailbox_checks
 from mediator.verify.report import VerifyReport, verify
 from pickup.maintenance import mediation_checks
-from registry.checks import registry_checks
+from registry.maintenance import registry_checks
 from tests.harness.core import make_settings
 from tests.harness.service import Service
 

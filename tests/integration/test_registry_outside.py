@@ -16,11 +16,11 @@ from mediator.broker import Broker
 from mediator.mailboxes.bounds import Bounds
 from mediator.store.base import Store
 from registry import outside as client
-from registry.checks import examine
 from registry.embedding import embedder, encoder, remote, switching
 from registry.embedding.switching import EmbeddingModels
 from registry.index import updater
 from registry.index.vectors import unpack_rows
+from registry.maintenance import examine
 from registry.metrics import RegistryMetrics
 from registry.records import Liveness
 from registry.requests import DiscoverResult

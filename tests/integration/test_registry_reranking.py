@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from mediator.broker import Broker
 from mediator.mailboxes.bounds import Bounds
-from registry.checks import examine
+from registry.maintenance import examine
 from registry.metrics import RegistryMetrics
 from registry.records import Liveness
 from registry.search import reranking

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from multidict import CIMultiDict
 
-from mediator.http.client_address import ClientAddresses
+from mediator.http.connections import ClientAddresses
 from pickup.access import RateLimiter
 
 PEER = ip_address("10.0.0.1")

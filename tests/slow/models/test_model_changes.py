@@ -20,7 +20,6 @@ from mediator.operate.control import send_command
 from mediator.store.base import Store
 from mediator.store.opening import database_path
 from mediator.store.sqlite import SqliteStore
-from registry.checks import examine
 from registry.embedding import switching as models
 from registry.embedding.encoder import Encoder
 from registry.embedding.local import LocalModel
@@ -28,6 +27,7 @@ from registry.embedding.models import DEFAULT_MODEL, join_models
 from registry.embedding.switching import EmbeddingModels
 from registry.embedding.worker import MIXED
 from registry.index.vectors import pack_rows
+from registry.maintenance import examine
 from registry.metrics import RegistryMetrics
 from registry.records import CardVectors, Liveness
 from registry.requests import DiscoverResult

@@ -1,14 +1,21 @@
-"""What ``mediator doctor`` and ``mediator verify`` check of the registry: its index and models, and its rows."""
+"""Keeps the registry in order: steps of the clean-up (G3), findings of ``mediator doctor``, checks of ``verify``."""
 
 import hashlib
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from mediator.cleanup.collector import CleanupStep, SliceResult
+from mediator.mailboxes.planning import PlannedRemoval
 from mediator.mailboxes.rows import Row
 from mediator.operate.diagnosis import Finding, Level
 from mediator.operate.units import format_count
+from mediator.store.base import Transaction
 from mediator.system.extras import install_command
 from mediator.verify.checks import DamageKind, RowCheck, VerifyCheck, orphans
+from registry import rules
 from registry.embedding.models import EmbeddingSpace, missing_extra
+from registry.records import Liveness
+from registry.tables import RegistryTables
 
 if TYPE_CHECKING:
     from registry.embedding.remote import RemoteModel
@@ -22,6 +29,52 @@ _BACKENDS = {
     "remote": "on the server of registry.embeddings_url",
     "": "but does not run",
 }
+
+
+class SilentAgents(CleanupStep):
+    """Removes agents that have given no sign of life for long."""
+
+    name = "agents"
+
+    def __init__(self, liveness: Liveness) -> None:
+        self._liveness = liveness
+
+    def run(self, tx: Transaction, now: int, limit: int) -> SliceResult:
+        """Look at agents in the order in which they were last seen."""
+        removed, after = rules.collect_agents(
+            tx.table(RegistryTables), self._liveness, self.cursor or rules.FIRST_SEEN, now, limit
+        )
+        return SliceResult(removed.total, after is not None, asdict(removed), after)
+
+    def plan(self, tx: Transaction, now: int, examples: int) -> list[PlannedRemoval]:
+        """Say which agents would be removed."""
+        return rules.plan_collecting(tx.table(RegistryTables), self._liveness, now, examples)
+
+
+class UnusedRequests(CleanupStep):
+    """Forgets requests that were not asked for long, and what was remembered of agents that are removed."""
+
+    name = "remembered_requests"
+
+    def __init__(self, keep: int) -> None:
+        """``keep``: milliseconds."""
+        self._keep = keep
+
+    def run(self, tx: Transaction, now: int, limit: int) -> SliceResult:
+        """Forget at most ``limit`` requests, and votes on as many agents."""
+        removed, more = rules.collect_requests(tx.table(RegistryTables), self._keep, now, limit)
+        return SliceResult(removed, more)
+
+
+class RemovedAgents(CleanupStep):
+    """Forgets which agents were removed long ago; they are not counted, since every index has heard of it."""
+
+    name = "removed_agents"
+
+    def run(self, tx: Transaction, now: int, limit: int) -> SliceResult:
+        """Forget at most ``limit`` removals."""
+        forgotten = rules.forget_removed_agents(tx.table(RegistryTables), now, limit)
+        return SliceResult(forgotten, forgotten >= limit)
 
 
 async def examine(
