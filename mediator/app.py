@@ -42,7 +42,7 @@ from mediator.nats.opening import (
     open_nats,
     open_wakes,
 )
-from mediator.nats.replies import message_limit
+from mediator.nats.protocol import message_limit
 from mediator.nats.verbs import verb_of_part
 from mediator.operate import sessions
 from mediator.operate.access import Access

@@ -4,7 +4,7 @@
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import orjson
@@ -57,6 +57,11 @@ class Fields:
     def path(self, name: str) -> str:
         """Return what an error calls the field."""
         return self._path + name
+
+    def read(self, table: "FieldTable") -> dict[str, Any]:
+        """Read all fields that a table declares; None stands for those that are absent."""
+        values = self._values
+        return {name: None if values.get(name) in (None, "") else read(self, name) for name, read in table.items()}
 
     def _get(self, name: str) -> Any:
         value = self._values.get(name)
@@ -172,6 +177,10 @@ class Fields:
             if word not in words:
                 raise self._wrong(name, " or ".join(words), word)
         return chosen
+
+
+FieldTable = Mapping[str, Callable[[Fields, str], Any]]
+"""The fields of an object, each with what reads it: a method of :class:`Fields`, with its bounds in a ``partial``."""
 
 
 class StrictFields:

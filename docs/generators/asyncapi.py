@@ -12,13 +12,14 @@ from typing import Any
 import orjson
 
 from mediator import __version__
-from mediator.fields import MAX_NUMBER, MILLISECONDS_FROM, Fields
+from mediator.fields import MAX_NUMBER, MILLISECONDS_FROM, Fields, FieldTable
 from mediator.mailboxes.address import MAX_ADDRESS
 from mediator.mailboxes.bounds import MAX_DEDUP_ID, MAX_KEY
-from mediator.nats.editions.verbs import EditionVerbs
-from mediator.nats.requests import SEND_HEADERS
+from mediator.nats.client import Request
+from mediator.nats.editions import EditionVerbs
+from mediator.nats.protocol import SEND_HEADERS
 from mediator.nats.subjects import API
-from mediator.nats.verbs import SETTLE_VERBS, MailboxVerbs, Verb
+from mediator.nats.verbs import MailboxVerbs, StoreVerb, Verb
 from registry.api import codec
 from registry.api.openapi import explanation
 from registry.cards.card import MAX_CARD
@@ -52,6 +53,15 @@ class RecordingFields(Fields):
 
     def has(self, name: str) -> bool:  # noqa: D102
         return True
+
+    def read(self, table: FieldTable) -> dict[str, Any]:  # noqa: D102
+        return {name: self._read(read, name) for name, read in table.items()}
+
+    def _read(self, read: Callable[..., Any], name: str) -> Any:
+        """Read a field as its table says, but by the method of this class."""
+        method = getattr(read, "func", read)
+        own = getattr(self, method.__name__, None)
+        return read(self, name) if own is None else own(name, **getattr(read, "keywords", {}))
 
     def _note(self, name: str, schema: Json) -> None:
         self.schema[name] = schema
@@ -117,21 +127,25 @@ class _Recorder:
     """In place of the broker: whatever is asked of it ends the verb."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        async def stop(*_: Any) -> None:
+        def stop(*_: Any) -> None:
             raise _Read
 
         return stop
 
 
-def read_fields(verb: Verb) -> Json:
+def read_fields(verb: Verb | StoreVerb) -> Json:
     """Return the schema of each field that a verb reads of its body."""
     fields = RecordingFields()
     replies = SimpleNamespace(budget=1 << 20, room=lambda: 1 << 20)
     tail = f"{ADDRESS}.0" if verb.name == "DELETE" else ADDRESS
-    known = {"tenant": "default", "tail": tail, "address": ADDRESS, "known_connection": ""}
-    call = SimpleNamespace(**known, fields=fields, replies=replies)
+    known = {"tenant": "default", "tail": tail, "address": ADDRESS, "connection_name": ""}
+    message = Request("", b"", b"", None)
+    pending: Any = SimpleNamespace(**known, fields=fields, replies=replies, message=message)
     try:
-        verb.answer(call).send(None)  # type: ignore[arg-type, attr-defined]
+        if isinstance(verb, StoreVerb):
+            verb.submit(pending, print)
+        else:
+            verb.answer(pending).send(None)  # type: ignore[attr-defined]
     except _Read:
         return fields.schema
     raise AssertionError(f"{verb.name} answered without its broker")
@@ -197,18 +211,13 @@ def subjects() -> dict[str, str]:
 
 
 def _operations() -> Iterable[Json]:
-    current, older = MailboxVerbs(_Recorder()).table, EditionVerbs(_Recorder()).table  # type: ignore[arg-type]
+    current, older = MailboxVerbs(_Recorder()).table, EditionVerbs(_Recorder(), "", {}).table  # type: ignore[arg-type]
     for subject, verb in current.items():
         heading = subject.rstrip(".")
+        if heading == "MSG.SEND":
+            continue
         payload = _body(_described("protocol.md", heading, "Request field", read_fields(verb)))
         yield _operation("mailboxes", subject, heading, payload, _reply("protocol.md", heading, verb.empty))
-    for settle in SETTLE_VERBS:
-        asked, heading = RecordingFields(), f"MSG.{settle.name}"
-        settle.read("default", ADDRESS, asked, "")
-        payload = _body(_described("protocol.md", heading, "Request field", asked.schema))
-        yield _operation(
-            "mailboxes", f"{heading}.", heading, payload, _reply("protocol.md", heading, {settle.counted: 0})
-        )
     for heading, empty in (("MSG.SEND", {"msg_id": -1}), ("MSG.BATCH", {"msg_ids": [], "errors": {}})):
         payload = {"description": "Any bytes." if heading == "MSG.SEND" else "Messages framed as in HMSG of NATS (S8)."}
         headers = _headers() if heading == "MSG.SEND" else None
@@ -217,6 +226,8 @@ def _operations() -> Iterable[Json]:
     for name, payload, reply in _agents():
         yield _operation("agents", f"AGENT.{name}", f"AGENT.{name}", payload, reply)
     for subject, verb in older.items():
+        if isinstance(verb, StoreVerb):
+            continue
         payload = _body(read_fields(verb))
         reply = _object({"error": _ERROR, **_CODES, **_inferred(verb.empty)}, ["error", *verb.empty])
         yield _operation("older editions", subject, subject.rstrip("."), payload, reply)

@@ -23,13 +23,13 @@ from mediator.mailboxes import sending
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.message import HIDDEN_ID, Draft, Message
 from mediator.mailboxes.pushing import Item
-from mediator.nats import control_messages, replies, requests
+from mediator.nats import control_messages, protocol
 from mediator.nats.client import Request
 from mediator.nats.connection import NatsConnection, NatsSubscription
-from mediator.nats.editions.publishing import PERSIST, flag, persist_in
+from mediator.nats.editions import PERSIST, read_flag, read_persist
 from mediator.nats.frames import decode_body, encode_message, encode_message_body
 from mediator.nats.subjects import MAX_PATTERN
-from mediator.nats.verbs import Verb, VerbCall
+from mediator.nats.verbs import PendingRequest, Verb
 
 PREFIX: Final = "BROADCAST."
 """What the subjects of broadcasts begin with, behind that of all verbs."""
@@ -273,18 +273,20 @@ class BroadcastVerb:
         self._connection = connection
         self.verb = Verb("BROADCAST", self._answer, {"msg_id": HIDDEN_ID})
 
-    async def _answer(self, call: VerbCall) -> bytes:
-        name, message = call.tail, call.message
+    async def _answer(self, pending: PendingRequest) -> bytes:
+        name, message = pending.tail, pending.message
         broadcast = read(name, message.data, message.headers)
         if broadcast.kept:
-            return replies.success(msg_id=await self._broker.keep_broadcast(call.tenant, name, broadcast.draft))
+            return protocol.encode_success(
+                msg_id=await self._broker.keep_broadcast(pending.tenant, name, broadcast.draft)
+            )
         sending.check(broadcast.draft, broadcast.draft.size, self._broker.bounds, self._broker.clock())
         try:
-            subject = f"{control_messages.BROADCAST}{call.tenant}.{name}"
+            subject = f"{control_messages.BROADCAST}{pending.tenant}.{name}"
             await self._connection.publish([self._connection.seal(subject, broadcast.body())])
         except NatsError as error:
             raise UnavailableError(str(error) or type(error).__name__) from error
-        return replies.success(msg_id=HIDDEN_ID)
+        return protocol.encode_success(msg_id=HIDDEN_ID)
 
 
 def read(name: str, payload: bytes, headers: Mapping[str, str] | None) -> PublishedBroadcast:
@@ -295,14 +297,14 @@ def read(name: str, payload: bytes, headers: Mapping[str, str] | None) -> Publis
     for header in _UNSUPPORTED:
         if lowered.get(header, ("", ""))[1]:
             raise BadRequestError(header, "has no meaning for a broadcast")
-    draft = requests.draft(payload, given)
+    draft = protocol.read_draft(payload, given)
     # Broadcasts come in their order; they have no lanes.
     draft.lane = Lane.NORMAL
     header, value = lowered.get(PERSIST, ("", ""))
     if not value:
         header, value = lowered.get("persist", ("", ""))
-    kept = flag(value, header)
-    return PublishedBroadcast(name, draft, bool(persist_in(payload)) if kept is None else kept)
+    kept = read_flag(value, header)
+    return PublishedBroadcast(name, draft, bool(read_persist(payload)) if kept is None else kept)
 
 
 def _check_name(name: str) -> None:

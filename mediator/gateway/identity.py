@@ -22,7 +22,7 @@ from mediator.nats import control_messages, subjects
 from mediator.nats.accounts import AccountMap
 from mediator.nats.client import Request
 from mediator.nats.connection import NatsConnection
-from mediator.nats.verbs import Verb, VerbCall
+from mediator.nats.verbs import PendingRequest, Verb
 from mediator.tenants.directory import TenantDirectory
 
 ANSWER_SECONDS: Final = 2.0
@@ -96,16 +96,16 @@ class ClientIdentities:
 def identity_verb(connection: NatsConnection) -> Verb:
     """Return the verb with which the service answers gateways."""
 
-    async def answer(call: VerbCall) -> bytes:
-        gateway, token = (call.fields.text(name, 64) or "" for name in ("gateway", "token"))
+    async def answer(pending: PendingRequest) -> bytes:
+        gateway, token = (pending.fields.text(name, 64) or "" for name in ("gateway", "token"))
         for name, value in (("gateway", gateway), ("token", token)):
             if not _SECRET.fullmatch(value):
                 raise BadRequestError(name, "expected 26 characters of lowercase base32")
-        account, _ = subjects.split_request(call.message.subject)
+        account, _ = subjects.split_request(pending.message.subject)
         # Without accounts the client could have written itself who it is.
-        client = call.message.client.connection if account is not None else ""
-        answer = {"token": token, "tenant": call.tenant, "account": account, "connection": client}
-        body = orjson.dumps({**answer, "user": call.message.login})
+        client = pending.message.client.connection if account is not None else ""
+        answer = {"token": token, "tenant": pending.tenant, "account": account, "connection": client}
+        body = orjson.dumps({**answer, "user": pending.message.login})
         with suppress(NatsError):
             # Without an answer the gateway asks again.
             await connection.publish([connection.seal(control_messages.GATEWAY + gateway, body)])

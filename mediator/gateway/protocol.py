@@ -35,7 +35,7 @@ from mediator.gateway.streams import FrameStream, UnfinishedCommands
 from mediator.gateway.subscription import Subscription
 from mediator.nats import frames, subjects
 from mediator.nats.client import ClientInfo, Request
-from mediator.nats.editions import python_client
+from mediator.nats.editions import is_python_client
 from mediator.nats.frames import CRLF, MAX_CONNECT, MAX_LINE, ProtocolViolationError
 
 MAX_UNHEARD: Final = 512 * 1024
@@ -628,7 +628,7 @@ class GatewayProtocol:
         if len(self._by_sid) >= self._context.address.max_subscriptions:
             self._write_client(frames.encode_error(subjects.violation(text, _TOO_MANY)))
             return b""
-        python = self.name.startswith(python_client.NAME)
+        python = is_python_client(self.name)
         made = Subscription(sid, text, found, group, self.push, self.is_full, python, not self.headers)
         self._made += 1
         made.number = self._made

@@ -149,13 +149,13 @@ class Gateway:
         """Hand requests to the door in memory inside this block, where the client cannot tell."""
         self.door = door
         self.context.short_way = True
-        door.hold(self._unread)
+        door.add_bytes_in_flight(self._unread)
         try:
             yield
         finally:
             self.context.short_way = False
             self.door = None
-            door.hold(-self._unread)
+            door.add_bytes_in_flight(-self._unread)
 
     async def _watch(self) -> None:
         while True:
@@ -193,7 +193,7 @@ class Gateway:
         """Count bytes of answers in, or out if negative, that wait for a client to read."""
         self._unread += size
         if self.door is not None:
-            self.door.hold(size)
+            self.door.add_bytes_in_flight(size)
         if size > 0 and self._unread > ALL_UNREAD_BYTES:
             slowest = max(self.clients, key=lambda client: client.unread, default=None)
             if slowest is not None and slowest.unread > LEAST_UNREAD_BYTES:

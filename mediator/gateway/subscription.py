@@ -14,7 +14,7 @@ from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.message import HIDDEN_ID, Message
 from mediator.mailboxes.pushing import Cursor, Item
 from mediator.mailboxes.window import Entry, Window
-from mediator.nats.editions import python_client
+from mediator.nats.editions import encode_python_push
 from mediator.nats.frames import CRLF, VERSION, decode_body, encode_body, encode_message, encode_message_body
 from mediator.nats.subjects import BROADCAST, Subject, overlaps
 
@@ -62,7 +62,7 @@ MessageEncoder = Callable[[Message], EncodedMessage]
 
 
 def _encode(message: Message, *, python: bool) -> bytes:
-    payload = python_client.push(message.msg_id, message.payload) if python else message.payload
+    payload = encode_python_push(message.msg_id, message.payload) if python else message.payload
     # A broadcast that is not stored has no id.
     head = b"%b: %d\r\n" % (_MSG_ID, message.msg_id) if message.msg_id != HIDDEN_ID else b""
     # A message without the header is normal.

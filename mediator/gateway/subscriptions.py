@@ -27,7 +27,7 @@ from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.message import Message
 from mediator.mailboxes.pushing import Place
 from mediator.nats import subjects
-from mediator.nats.editions import python_client
+from mediator.nats.editions import LANE_WORDS
 from mediator.nats.subjects import (
     ANY,
     API,
@@ -225,9 +225,9 @@ def lane_words(subject: MailboxSubject, *, python: bool) -> Mapping[Lane, str]:
     if subject.edition is Edition.FIRST:
         words: tuple[str, ...] = _FIRST
     elif subject.word == ANY:
-        words = python_client.LANE_WORDS if python else _ALL
+        words = LANE_WORDS if python else _ALL
     else:
-        words = _SECOND if subject.word in _SECOND else python_client.LANE_WORDS
+        words = _SECOND if subject.word in _SECOND else LANE_WORDS
     lanes = dict(zip(LANES, words, strict=False))
     return {lane: word for lane, word in lanes.items() if subject.word in (ANY, word)}
 

@@ -7,10 +7,10 @@ and answered by a callback, without a task of their own. Each request to another
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import structlog
 from nats.errors import Error as NatsError
@@ -18,31 +18,23 @@ from nats.errors import Error as NatsError
 from mediator import request_context
 from mediator.broker import Broker
 from mediator.errors import BusyError, MediatorError, UnknownSubjectError
-from mediator.fields import parse_body
-from mediator.mailboxes.address import DEFAULT_TENANT, parse_address, writable_address
+from mediator.mailboxes.address import DEFAULT_TENANT, writable_address
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.message import Draft
 from mediator.mailboxes.sending import Send
-from mediator.mailboxes.settling import Ack, Extend, Nack
 from mediator.metrics import OK, Metrics
-from mediator.nats import batches, replies, requests
+from mediator.nats import protocol
 from mediator.nats.accounts import AccountMap
-from mediator.nats.admission import AdmissionPool
-from mediator.nats.batches import PendingBatch
+from mediator.nats.admission import AdmissionPool, ReplyQueue
 from mediator.nats.client import Request
 from mediator.nats.connection import NatsConnection, NatsSubscription
-from mediator.nats.editions import publishing, python_client
-from mediator.nats.editions.publishing import PublishReader
-from mediator.nats.editions.verbs import EditionVerbs
-from mediator.nats.reply_queue import ReplyQueue
-from mediator.nats.subjects import API, SELF_TEST, Edition, split_request
-from mediator.nats.verbs import SETTLE_VERBS, ImmediateVerb, MailboxVerbs, SendListener, SettleVerb, Verb, VerbCall
+from mediator.nats.editions import EditionVerbs, encode_python_reply, is_python_client
+from mediator.nats.subjects import API, SELF_TEST, split_request
+from mediator.nats.verbs import MailboxVerbs, PendingBatch, PendingRequest, SendListener, StoreVerb, Verb
 from mediator.request_context import RequestScope
 from mediator.store.writer import Done
 
 QUEUE = "mediator"
-UNKNOWN = "UNKNOWN"
-"""What metrics call requests to no verb."""
 MAX_BODY_BYTES = 256 * 1024 * 1024
 """Bytes of the bodies of requests that may wait: counted apart, since requests that wait for reply room hold them."""
 TRIES = 20
@@ -51,10 +43,6 @@ SILENT = 2
 """Requests without an answer until a self-test gives up."""
 
 log = structlog.get_logger("nats")
-
-_Request = TypeVar("_Request", Send, Ack | Nack | Extend)
-ErrorMapper = Callable[[MediatorError], MediatorError]
-"""Renames the headers in an error as the sender named them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +57,7 @@ class DoorOptions:
     max_waiting: int = 10_000
     """FETCHes, which may wait for mail, apart from other requests and shared in the same way."""
     inbox_ttls: Mapping[Lane, int] = field(default_factory=dict)
-    """As for :class:`PublishReader`."""
+    """As for :class:`EditionVerbs`."""
 
 
 class Door:
@@ -82,7 +70,7 @@ class Door:
         metrics: Metrics,
         accounts: AccountMap,
         options: DoorOptions,
-        verbs: Mapping[str, Verb | ImmediateVerb],
+        verbs: Mapping[str, Verb],
         send_listeners: Sequence[SendListener] = (),
     ) -> None:
         """``verbs`` are those of other packages, by subject behind the prefix; a final dot stands for a tail."""
@@ -99,27 +87,14 @@ class Door:
         self._tasks: set[asyncio.Task[None]] = set()
         self._replies = ReplyQueue(connection, broker.pause_reads)
         self._body_bytes = 0
-        self._publishes = PublishReader(options.instance, options.inbox_ttls)
-        editions = EditionVerbs(broker)
-        self._verbs: dict[str, Verb] = {**MailboxVerbs(broker).table, **editions.table}
-        self._python_verbs = editions.python_table
-        self._immediate: dict[str, ImmediateVerb] = {
-            "MSG.SEND.": ImmediateVerb("SEND", self._send, {"msg_id": -1}),
-            "MSG.BATCH.": ImmediateVerb("BATCH", self._send_batch, {"msg_ids": [], "errors": {}}),
-            **{
-                f"MSG.{verb.name}.": ImmediateVerb(verb.name, partial(self._settle, verb), {verb.counted: 0})
-                for verb in SETTLE_VERBS
-            },
-            **{
-                subject: ImmediateVerb("SEND", partial(self._publish, edition), {"msg_id": -1})
-                for subject, edition in publishing.SUBJECTS.items()
-            },
+        editions = EditionVerbs(broker, options.instance, options.inbox_ttls)
+        self._routes: dict[str, tuple[str, Mapping[str, Any], Callable[[PendingRequest], None]]] = {
+            "MSG.BATCH.": ("BATCH", {"msg_ids": [], "errors": {}}, self._submit_batch)
         }
-        for subject, verb in verbs.items():
-            if isinstance(verb, ImmediateVerb):
-                self._immediate[subject] = verb
-            else:
-                self._verbs[subject] = verb
+        """By subject behind the prefix, as of verbs: the verb's name, the fields of its failed reply, and its start."""
+        for subject, verb in {**MailboxVerbs(broker).table, **editions.table, **verbs}.items():
+            start = partial(self._start_task, verb) if isinstance(verb, Verb) else partial(self._submit, verb)
+            self._routes[subject] = verb.name, verb.empty, start
         # Asked once: requests are too many to ask for each.
         self._logs_requests = logging.getLogger("nats").isEnabledFor(logging.DEBUG)
 
@@ -131,11 +106,11 @@ class Door:
     @property
     def held_bytes(self) -> int:
         """Bytes of messages and replies under way (N7)."""
-        return self._replies.held
+        return self._replies.bytes_in_flight
 
-    def hold(self, size: int) -> None:
+    def add_bytes_in_flight(self, size: int) -> None:
         """Count bytes under way in, or out if negative."""
-        self._replies.hold(size)
+        self._replies.add_bytes_in_flight(size)
 
     # Opening, watching, closing.
 
@@ -208,216 +183,145 @@ class Door:
 
     def receive(self, message: Request) -> None:
         """Take a request, from NATS or from the gateway."""
-        started = time.perf_counter()
-        verb: Verb | ImmediateVerb | None = None
-        tenant = ""
+        pending = PendingRequest(message, self._replies)
         try:
             account, name = split_request(message.subject)
             end = name.find(".", name.find(".") + 1) + 1 or len(name)
-            subject, tail = name[:end], name[end:]
-            immediate = self._immediate.get(subject)
-            if immediate is None:
-                area, dot, rest = name.partition(".")
-                if (immediate := self._immediate.get(area + dot)) is not None:
-                    tail = rest
-            if immediate is not None:
-                verb = immediate
-                tenant = self._accounts.tenant_of(account or DEFAULT_TENANT)
-                immediate.handle(tenant, tail, message, started)
-            elif name == SELF_TEST:
-                self._answer_with(message, self._options.instance.encode())
+            route, pending.tail = self._routes.get(name[:end]), name[end:]
+            if route is None:
+                area, dot, pending.tail = name.partition(".")
+                route = self._routes.get(area + dot)
+            if route is None:
+                if name != SELF_TEST:
+                    raise UnknownSubjectError(API + name)
+                self._answer(message, self._options.instance.encode())
+                return
+            pending.verb, pending.empty, start = route
+            tenant = pending.tenant = self._accounts.tenant_of(account or DEFAULT_TENANT)
+            client = message.client.connection
+            if self._options.accounts:
+                pending.connection, pending.connection_name = client or tenant, client
             else:
-                verb, tail = self._find(name, subject, tail, message)
-                tenant = self._accounts.tenant_of(account or DEFAULT_TENANT)
-                known = self._known_connection(message)
-                call = VerbCall(tenant, tail, message, self._replies, self._client(message, tenant), known)
-                self._start(verb, call, started)
+                # Clients could forge the server's header, but not what the gateway says.
+                pending.connection = message.inbox
+                pending.connection_name = client if message.answer is not None else ""
+            start(pending)
         except MediatorError as error:
-            self._refuse(message, verb, tenant, error, started)
+            self._refuse(pending, error)
         except Exception as error:
-            self._refuse(message, verb, tenant, MediatorError(), started, error)
+            self._refuse(pending, MediatorError(), error)
 
-    def _find(self, name: str, subject: str, tail: str, message: Request) -> tuple[Verb, str]:
-        """Return the verb and the tail of a subject."""
-        own = self._python_verbs if python_client.speaks(message) else {}
-        if (verb := own.get(subject) or self._verbs.get(subject)) is not None:
-            return verb, tail
-        area, _, rest = name.partition(".")
-        if (verb := self._verbs.get(f"{area}.")) is not None:
-            return verb, rest
-        raise UnknownSubjectError(API + name)
-
-    def _client(self, message: Request, tenant: str) -> Hashable:
-        """Identify the connection; without accounts by its inbox, since clients could forge the server's header."""
-        return (message.client.connection or tenant) if self._options.accounts else message.inbox
-
-    def _known_connection(self, message: Request) -> str:
-        """Return the name of a connection whose end the gateway tells; empty where a client may have forged it."""
-        name = message.client.connection
-        return name if (self._options.accounts or message.answer is not None) and self._broker.knows(name) else ""
-
-    def _start(self, verb: Verb, call: VerbCall, started: float) -> None:
-        """Admit a request and answer it in a task; raises :class:`BusyError`."""
-        size = len(call.message.data)
-        if self._replies.full or self._body_bytes + size > MAX_BODY_BYTES:
-            raise BusyError("too many bytes are under way")
-        pool = self._fetch_pool if verb.name == "FETCH" else self._pool
-        pool.enter(call.tenant, call.connection, size)
-        self._body_bytes += size
-        task = asyncio.create_task(self._answer(verb, call, started))
-        self._tasks.add(task)
-        task.add_done_callback(partial(self._finish, pool, call.tenant, call.connection, size))
-
-    def _finish(self, pool: AdmissionPool, tenant: str, client: Hashable, size: int, task: asyncio.Task[None]) -> None:
-        pool.leave(tenant, client, size)
-        self._body_bytes -= size
-        self._tasks.discard(task)
-
-    async def _answer(self, verb: Verb, call: VerbCall, started: float) -> None:
-        message, tenant = call.message, call.tenant
-        request_context.scope.set(RequestScope(message.headers))
-        try:
-            reply = await verb.answer(call)
-        except MediatorError as error:
-            self._refuse(message, verb, tenant, error, started)
-        except Exception as error:
-            self._refuse(message, verb, tenant, MediatorError(), started, error)
-        else:
-            self._reply(message, verb.name, tenant, reply, started)
-
-    def _reply(self, message: Request, verb: str, tenant: str, reply: bytes, started: float, result: str = OK) -> None:
-        self._note(message, verb, tenant, result, started)
-        self._answer_with(message, python_client.encode_reply(reply) if python_client.speaks(message) else reply)
-
-    def _answer_with(self, message: Request, data: bytes) -> None:
-        if message.answer is None:
-            self._replies.put(message.reply, data)
-        else:
-            message.answer(data)
-
-    def _refuse(
-        self,
-        message: Request,
-        verb: Verb | ImmediateVerb | None,
-        tenant: str,
-        error: MediatorError,
-        started: float,
-        cause: Exception | None = None,
-    ) -> None:
-        name, empty = (verb.name, verb.empty) if verb else (UNKNOWN, {})
-        if error.code == MediatorError.code:
-            # The operator finds the cause by the id that the caller reports.
-            request_id = _scope(message).id
-            log.error("request failed", verb=name, request_id=request_id, exc_info=cause)
-            empty = {"request_id": request_id, **empty}
-        self._note(message, name, tenant, error.code, started)
-        self._answer_with(message, replies.failure(error, empty))
-
-    def _note(self, message: Request, verb: str, tenant: str, result: str, started: float) -> None:
-        """Count an answered request, and log it at debug level; without the address, which is a secret (A7)."""
-        seconds = time.perf_counter() - started
+    def _finish(self, pending: PendingRequest, reply: bytes, result: str = OK) -> None:
+        """Answer a request, count it, and log it at debug level; without the address, which is a secret (A7)."""
+        message, verb = pending.message, pending.verb
+        seconds = time.perf_counter() - pending.started
         self._metrics.request(verb, result, seconds)
         if self._logs_requests:
             ms = round(seconds * 1000, 3)
-            log.debug("request", verb=verb, tenant=tenant, result=result, ms=ms, request_id=_scope(message).id)
+            log.debug("request", verb=verb, tenant=pending.tenant, result=result, ms=ms, request_id=_scope(message).id)
+        name = message.client.name
+        self._answer(message, encode_python_reply(reply) if name and is_python_client(name) else reply)
 
-    # Storing messages.
-
-    def _send(self, tenant: str, tail: str, message: Request, started: float) -> None:
-        self._replies.check_room(len(message.data))
-        request = Send(tenant, writable_address(tail), requests.draft(message.data, message.headers))
-        self._store(message, request, _unchanged, started)
-
-    def _publish(self, edition: Edition, tenant: str, tail: str, message: Request, started: float) -> None:
-        self._replies.check_room(len(message.data))
-        published = self._publishes.read(edition, tail, message)
-        self._store(message, Send(tenant, published.address, published.draft), published.map_error, started)
-
-    def _store(self, message: Request, request: Send, map_error: ErrorMapper, started: float) -> None:
-        size = len(message.data)
-        client = self._client(message, request.tenant)
-        done = partial(self._stored, message, request, client, map_error, started)
-        self._submit(self._broker.send_soon, request, size, client, done)
-        self._replies.hold(size)
-
-    def _submit(
-        self, use_case: Callable[[_Request, Done], None], request: _Request, size: int, client: Hashable, done: Done
-    ) -> None:
-        """Admit a request and queue it for the store; ``done`` releases it. Raises :class:`BusyError`."""
-        self._pool.enter(request.tenant, client, size)
-        try:
-            use_case(request, done)
-        except BaseException:
-            self._pool.leave(request.tenant, client, size)
-            raise
-
-    def _stored(
-        self, message: Request, request: Send, client: Hashable, map_error: ErrorMapper, started: float, outcome: Any
-    ) -> None:
-        size, tenant = len(message.data), request.tenant
-        self._pool.leave(tenant, client, size)
-        self._replies.hold(-size)
-        if isinstance(outcome, MediatorError):
-            self._refuse(message, self._immediate["MSG.SEND."], tenant, map_error(outcome), started)
+    def _answer(self, message: Request, reply: bytes) -> None:
+        if message.answer is None:
+            self._replies.put(message.reply, reply)
         else:
-            self._reply(message, "SEND", tenant, b'{"error":"","msg_id":%d}' % outcome, started)
-            for heard in self._send_listeners:
-                heard(tenant, client, request.address)
+            message.answer(reply)
 
-    def _send_batch(self, tenant: str, tail: str, message: Request, started: float) -> None:
-        size = len(message.data)
+    def _refuse(self, pending: PendingRequest, error: MediatorError, cause: Exception | None = None) -> None:
+        empty = pending.empty
+        if error.code == MediatorError.code:
+            # The operator finds the cause by the id that the caller reports.
+            request_id = _scope(pending.message).id
+            log.error("request failed", verb=pending.verb, request_id=request_id, exc_info=cause)
+            empty = {"request_id": request_id, **empty}
+        self._finish(pending, protocol.encode_failure(error, empty), error.code)
+
+    # Verbs whose requests are tasks.
+
+    def _start_task(self, verb: Verb, pending: PendingRequest) -> None:
+        """Admit a request and answer it in a task; raises :class:`BusyError`."""
+        if self._replies.full or self._body_bytes + pending.size > MAX_BODY_BYTES:
+            raise BusyError("too many bytes are under way")
+        if not self._broker.knows(pending.connection_name):
+            pending.connection_name = ""
+        pool = self._fetch_pool if verb.name == "FETCH" else self._pool
+        pool.enter(pending.tenant, pending.connection, pending.size)
+        self._body_bytes += pending.size
+        task = asyncio.create_task(self._run(verb, pending))
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._end_task, pool, pending))
+
+    def _end_task(self, pool: AdmissionPool, pending: PendingRequest, task: asyncio.Task[None]) -> None:
+        pool.leave(pending.tenant, pending.connection, pending.size)
+        self._body_bytes -= pending.size
+        self._tasks.discard(task)
+
+    async def _run(self, verb: Verb, pending: PendingRequest) -> None:
+        request_context.scope.set(RequestScope(pending.message.headers))
+        try:
+            reply = await verb.answer(pending)
+        except MediatorError as error:
+            self._refuse(pending, error)
+        except Exception as error:
+            self._refuse(pending, MediatorError(), error)
+        else:
+            self._finish(pending, reply)
+
+    # Verbs that are stored without a task.
+
+    def _submit(self, verb: StoreVerb, pending: PendingRequest) -> None:
+        """Admit a request and queue it for the store; raises :class:`BusyError`."""
+        size = pending.size
         self._replies.check_room(size)
-        address = writable_address(tail)
-        drafts = batches.drafts(message.data, self._replies.budget)
-        client = self._client(message, tenant)
-        batch = PendingBatch(drafts, partial(self._stored_batch, message, tenant, started))
+        self._pool.enter(pending.tenant, pending.connection, size)
+        try:
+            verb.submit(pending, partial(self._committed, verb, pending))
+        except BaseException:
+            self._pool.leave(pending.tenant, pending.connection, size)
+            raise
+        self._replies.add_bytes_in_flight(size)
+
+    def _committed(self, verb: StoreVerb, pending: PendingRequest, outcome: Any) -> None:
+        self._pool.leave(pending.tenant, pending.connection, pending.size)
+        self._replies.add_bytes_in_flight(-pending.size)
+        if isinstance(outcome, MediatorError):
+            self._refuse(pending, outcome)
+            return
+        self._finish(pending, verb.reply % outcome)
+        if pending.sent_to:
+            for heard in self._send_listeners:
+                heard(pending.tenant, pending.connection, pending.sent_to)
+
+    def _submit_batch(self, pending: PendingRequest) -> None:
+        """Queue the messages of a BATCH, each of which is admitted as if it came alone (S8)."""
+        self._replies.check_room(pending.size)
+        address = writable_address(pending.tail)
+        messages = protocol.read_batch(pending.message.data, self._replies.budget)
 
         def submit(draft: Draft, done: Done) -> None:
-            released = partial(self._release, tenant, client, len(draft.payload), done)
-            self._submit(self._broker.send_soon, Send(tenant, address, draft), len(draft.payload), client, released)
+            size = len(draft.payload)
+            self._pool.enter(pending.tenant, pending.connection, size)
+            released = partial(self._release, pending, size, done)
+            try:
+                self._broker.send_soon(Send(pending.tenant, address, draft), released)
+            except BaseException:
+                self._pool.leave(pending.tenant, pending.connection, size)
+                raise
 
-        batch.send(submit)
-        self._replies.hold(size)
+        PendingBatch(messages, partial(self._batch_committed, pending)).send(submit)
+        self._replies.add_bytes_in_flight(pending.size)
 
-    def _release(self, tenant: str, client: Hashable, size: int, done: Done, outcome: Any) -> None:
-        self._pool.leave(tenant, client, size)
+    def _release(self, pending: PendingRequest, size: int, done: Done, outcome: Any) -> None:
+        self._pool.leave(pending.tenant, pending.connection, size)
         done(outcome)
 
-    def _stored_batch(self, message: Request, tenant: str, started: float, outcomes: Sequence[Any]) -> None:
-        self._replies.hold(-len(message.data))
+    def _batch_committed(self, pending: PendingRequest, outcomes: Sequence[Any]) -> None:
+        self._replies.add_bytes_in_flight(-pending.size)
         stored = any(not isinstance(outcome, MediatorError) for outcome in outcomes)
-        result = OK if stored else outcomes[0].code
-        self._reply(message, "BATCH", tenant, replies.batch(outcomes), started, result)
-
-    # Acknowledging, giving back, lengthening leases.
-
-    def _settle(self, verb: SettleVerb, tenant: str, tail: str, message: Request, started: float) -> None:
-        size = len(message.data)
-        self._replies.check_room(size)
-        known = self._known_connection(message)
-        request = verb.read(tenant, parse_address(tail), parse_body(message.data), known)
-        client = self._client(message, tenant)
-        done = partial(self._settled, verb, message, tenant, client, started)
-        self._submit(partial(verb.use_case, self._broker), request, size, client, done)
-        self._replies.hold(size)
-
-    def _settled(
-        self, verb: SettleVerb, message: Request, tenant: str, client: Hashable, started: float, outcome: Any
-    ) -> None:
-        size = len(message.data)
-        self._pool.leave(tenant, client, size)
-        self._replies.hold(-size)
-        if isinstance(outcome, MediatorError):
-            self._refuse(message, self._immediate[f"MSG.{verb.name}."], tenant, outcome, started)
-        else:
-            reply = b'{"error":"","%b":%d}' % (verb.counted.encode(), outcome)
-            self._reply(message, verb.name, tenant, reply, started)
+        self._finish(pending, protocol.encode_batch(outcomes), OK if stored else outcomes[0].code)
 
 
 def _scope(message: Request) -> RequestScope:
     """Return the scope of a request; SEND and its like have none before something is logged."""
     return request_context.scope.get() or RequestScope(message.headers)
-
-
-def _unchanged(error: MediatorError) -> MediatorError:
-    return error

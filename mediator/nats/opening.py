@@ -18,9 +18,9 @@ from mediator.nats.accounts import AccountMap, AccountUser, TenantAccount
 from mediator.nats.announcements import Announcements, WakeAnnouncer
 from mediator.nats.connection import NatsConnection, Upstreams, connect
 from mediator.nats.door import Door, DoorOptions
-from mediator.nats.replies import payload_limit
+from mediator.nats.protocol import payload_limit
 from mediator.nats.server import NatsServer
-from mediator.nats.verbs import ImmediateVerb, SendListener, Verb
+from mediator.nats.verbs import SendListener, Verb
 from mediator.settings.settings import Settings
 from mediator.store.base import Store
 from mediator.tenants.directory import TenantDirectory
@@ -188,7 +188,7 @@ async def open_door(
     broker: Broker,
     metrics: Metrics,
     directory: TenantDirectory,
-    verbs: Mapping[str, Verb | ImmediateVerb],
+    verbs: Mapping[str, Verb],
     send_listeners: Sequence[SendListener],
     make_door: Callable[..., Door] = Door,
 ) -> AsyncIterator[Door]:

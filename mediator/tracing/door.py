@@ -8,6 +8,7 @@ from mediator.metrics import OK
 from mediator.nats.client import Request
 from mediator.nats.door import Door
 from mediator.nats.subjects import split_request
+from mediator.nats.verbs import PendingRequest
 from mediator.tracing.spans import Tracing, fail, messaging, use
 
 _TYPES = {"SEND": "send", "BATCH": "send", "FETCH": "receive", "ACK": "settle", "NACK": "settle", "CREATE": "create"}
@@ -39,16 +40,17 @@ class TracedDoor(Door):
         with use(span):
             super().receive(traced)
 
-    def _note(self, message: Request, verb: str, tenant: str, result: str, started: float) -> None:
+    def _finish(self, pending: PendingRequest, reply: bytes, result: str = OK) -> None:
+        message, verb = pending.message, pending.verb
         if not isinstance(message, TracedRequest):
-            super()._note(message, verb, tenant, result, started)
+            super()._finish(pending, reply, result)
             return
         span = message.span
         with use(span):
-            super()._note(message, verb, tenant, result, started)
+            super()._finish(pending, reply, result)
         span.update_name(verb)
         span.set_attributes(messaging(verb.lower(), _address(message.subject)))
-        span.set_attributes({"messaging.message.body.size": len(message.data), "mediator.tenant": tenant})
+        span.set_attributes({"messaging.message.body.size": pending.size, "mediator.tenant": pending.tenant})
         if verb in _TYPES:
             span.set_attribute("messaging.operation.type", _TYPES[verb])
         if result != OK:

@@ -15,9 +15,7 @@ from mediator.fields import MAX_NUMBER, Fields, parse_body
 from mediator.gateway import broadcasts
 from mediator.mailboxes.address import MAX_ADDRESS, parse_address, redact, writable_address
 from mediator.mailboxes.message import Draft, Message
-from mediator.nats import client, replies, requests
-from mediator.nats.editions import publishing
-from mediator.nats.editions import verbs as edition_verbs
+from mediator.nats import client, editions, protocol
 from mediator.nats.frames import decode_headers, encode_body
 from mediator.nats.subjects import Edition
 from mediator.operate.units import format_duration, parse_duration
@@ -27,14 +25,14 @@ from tests.fuzz.gateway import GATEWAY
 
 BUDGET = 1 << 20
 BUILDERS: Sequence[Callable[[Fields], Any]] = (
-    lambda fields: requests.create("default", fields),
-    lambda fields: requests.update("default", "task", fields),
-    lambda fields: requests.fetch("default", "task", fields, BUDGET),
-    lambda fields: requests.ack("default", "task", fields),
-    lambda fields: requests.nack("default", "task", fields),
-    lambda fields: requests.extend("default", "task", fields),
-    lambda fields: requests.query("default", "task", fields, BUDGET),
-    lambda fields: edition_verbs.public_list("default", fields),
+    lambda fields: protocol.read_create("default", fields),
+    lambda fields: protocol.read_update("default", "task", fields),
+    lambda fields: protocol.read_fetch("default", "task", fields, BUDGET)[0],
+    lambda fields: protocol.read_ack("default", "task", fields),
+    lambda fields: protocol.read_nack("default", "task", fields),
+    lambda fields: protocol.read_extend("default", "task", fields),
+    lambda fields: protocol.read_query("default", "task", fields, BUDGET)[0],
+    lambda fields: editions.read_public_list("default", fields),
 )
 
 
@@ -45,7 +43,7 @@ def check_refusal(error: MediatorError) -> None:
     assert text.startswith(f"{error.field}: "), text
     assert len(text) < 1000, text
     empty = {"msg_id": -1}
-    assert orjson.loads(replies.failure(error, empty)) == {"error": text, "error_code": error.code, **empty}
+    assert orjson.loads(protocol.encode_failure(error, empty)) == {"error": text, "error_code": error.code, **empty}
 
 
 def body(data: bytes) -> None:
@@ -81,7 +79,7 @@ def draft(data: bytes) -> None:
     """Read the headers of a SEND as they are on the wire, and show the message again."""
     headers = decode_headers(data)
     try:
-        made = requests.draft(data, headers)
+        made = protocol.read_draft(data, headers)
     except MediatorError as error:
         check_refusal(error)
         return
@@ -107,7 +105,7 @@ def check_draft(made: Draft) -> None:
         reply_to=made.reply_to,
     )
     for text in (False, True):
-        shown = replies.messages([message], text=text)
+        shown = protocol.encode_messages([message], text=text)
         assert len(shown) <= message.shown_size, (len(shown), message.shown_size)
         (item,) = orjson.loads(shown)["messages"]
         named = {} if made.reply_to is None else {"mq9-reply-to": made.reply_to}
@@ -115,7 +113,7 @@ def check_draft(made: Draft) -> None:
         assert item.get("tags", []) == list(made.tags)
         assert item.get("key") == made.key
     assert message.payload_size == len(made.payload)
-    assert len(replies.messages([message], headers_only=True)) <= message.shown_head
+    assert len(protocol.encode_messages([message], headers_only=True)) <= message.shown_head
 
 
 def publish(data: bytes) -> None:
@@ -123,7 +121,7 @@ def publish(data: bytes) -> None:
     subject, payload, lines = (*data.split(b"\0", 2), b"", b"")[:3]
     for edition in Edition:
         try:
-            found = publishing.read(edition, subject.decode("utf-8", "replace"), payload, decode_headers(lines))
+            found = editions.read_publish(edition, subject.decode("utf-8", "replace"), payload, decode_headers(lines))
         except MediatorError as error:
             check_refusal(error)
         else:
@@ -167,7 +165,7 @@ def address(data: bytes) -> None:
 def message_id(data: bytes) -> None:
     """Read the msg_id of a DELETE: it is written in one way only (Q2)."""
     text = data.decode("utf-8", "replace")
-    found = requests.message_id(text)
+    found = protocol.message_id(text)
     if found is None:
         assert not text.isascii() or not text.isdigit() or str(int(text[:40])) != text or int(text) > MAX_NUMBER
     else:

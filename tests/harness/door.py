@@ -24,7 +24,7 @@ from mediator.metrics import Metrics
 from mediator.nats.accounts import AccountMap, AccountUser, TenantAccount
 from mediator.nats.connection import NatsConnection, Upstreams, connect
 from mediator.nats.door import Door, DoorOptions
-from mediator.nats.replies import message_limit, payload_limit
+from mediator.nats.protocol import message_limit, payload_limit
 from mediator.nats.server import DEFAULT_TENANTS, NatsServer
 from mediator.settings.sections import GatewaySettings, PushSettings
 from mediator.store.base import Store

@@ -12,7 +12,7 @@ from mediator.mailboxes.creating import Create
 from mediator.nats.accounts import TenantAccount
 from mediator.nats.connection import Upstreams
 from mediator.nats.door import DoorOptions
-from mediator.nats.replies import payload_limit
+from mediator.nats.protocol import payload_limit
 from mediator.nats.server import DEFAULT_TENANTS, NatsServer
 from mediator.store.sqlite import SqliteStore
 from tests.harness.door import PATIENCE, Parts, joined

@@ -128,7 +128,7 @@ async def test_slow_subscribers_keep_nobody_from_sending(house: House, monkeypat
     await house.service.serves(50)
     waiting = [client.transport.get_write_buffer_size for client in house.gateway.clients]
     await until(lambda: max(size() for size in waiting) > 300_000)
-    monkeypatch.setattr("mediator.nats.reply_queue.MAX_HELD_BYTES", 200_000)
+    monkeypatch.setattr("mediator.nats.admission.MAX_HELD_BYTES", 200_000)
     assert house.service.door.held_bytes == 0
     await house.service.send(b"x", "orders")
 

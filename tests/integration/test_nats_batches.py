@@ -242,7 +242,7 @@ async def test_a_store_that_fails_is_said_of_each(tmp_path: Path) -> None:
 
 @pytest.mark.rule("S8", "N7", "A9")
 async def test_a_waiting_batch_counts_its_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mediator.nats.reply_queue.MAX_HELD_BYTES", 100_000)
+    monkeypatch.setattr("mediator.nats.admission.MAX_HELD_BYTES", 100_000)
     store = Gated(tmp_path / "mail.db")
     async with serving(tmp_path, store=store) as service:
         await service.create()

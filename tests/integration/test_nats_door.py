@@ -12,7 +12,7 @@ import pytest
 
 from mediator.broker import wall_clock
 from mediator.mailboxes.bounds import Bounds, Quota
-from mediator.nats.replies import message_limit, payload_limit
+from mediator.nats.protocol import message_limit, payload_limit
 from tests.harness.door import (
     EMPTY,
     PATIENCE,

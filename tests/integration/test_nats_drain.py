@@ -488,7 +488,7 @@ async def test_a_full_disk(tmp_path: Path, small_disk: Path) -> None:
 @pytest.mark.rule("N7")
 async def test_unread_replies_hold_back_further_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred readers of a large message held a gigabyte when the server did not take the answers."""
-    monkeypatch.setattr("mediator.nats.reply_queue.MAX_HELD_BYTES", 4_000_000)
+    monkeypatch.setattr("mediator.nats.admission.MAX_HELD_BYTES", 4_000_000)
     async with serving(tmp_path) as service:
         await service.create()
         await service.send(b"x" * 1_000_000)

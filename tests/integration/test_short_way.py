@@ -250,7 +250,7 @@ async def test_beyond_the_bound_others_are_told_to_wait(house: House, monkeypatc
     for number in range(8):
         slow.write(b"PUB $mq9.AI.MSG.FETCH.task _INBOX.me.%d %d\r\n%b\r\n" % (number, len(fetch), fetch))
     await until(lambda: house.service.door.held_bytes > 2_000_000)
-    monkeypatch.setattr("mediator.nats.reply_queue.MAX_HELD_BYTES", 1_000_000)
+    monkeypatch.setattr("mediator.nats.admission.MAX_HELD_BYTES", 1_000_000)
     assert (await house.service.ask("MSG.SEND.task", b"x"))["error"] == "server busy: too many bytes are under way"
     slow.writer.transport.resume_reading()
     await until(lambda: not house.service.door.held_bytes)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from mediator.errors import BadRequestError, BusyError, MediatorError
 from mediator.mailboxes.message import Draft
-from mediator.nats.batches import PendingBatch, drafts
 from mediator.nats.frames import ProtocolViolationError, decode_bodies, encode_body, encode_headers
-from mediator.nats.requests import draft
+from mediator.nats.protocol import read_batch, read_draft
+from mediator.nats.verbs import PendingBatch
 from mediator.store.writer import Done
 
 names = st.sampled_from(["mq9-priority", "MQ9-Key", "mq9-tags", "mq9-ttl", "Own", "other"])
@@ -43,8 +43,8 @@ def test_each_message_means_what_send_means_by_it(sent: list[tuple[dict[str, str
     bodies = [(encode_headers(headers), payload) for headers, payload in sent]
     body = b"".join(encode_body(*each) for each in bodies)
     assert list(decode_bodies(body, 20)) == bodies
-    for (headers, payload), found in zip(sent, drafts(body, 1 << 20), strict=True):
-        assert shown(found) == shown(attempt(draft, payload, headers))
+    for (headers, payload), found in zip(sent, read_batch(body, 1 << 20), strict=True):
+        assert shown(found) == shown(attempt(read_draft, payload, headers))
 
 
 @pytest.mark.rule("S8", "N3")
@@ -92,14 +92,14 @@ GOOD = encode_body(encode_headers({"own": "x"}), b"payload")
 @pytest.mark.parametrize("before", [0, 3])
 def test_a_broken_frame_is_named(before: int, wrong: bytes, said: str) -> None:
     with pytest.raises(BadRequestError, match=re.escape(f"message {before}: expected {said}")):
-        drafts(GOOD * before + wrong, 1 << 20)
+        read_batch(GOOD * before + wrong, 1 << 20)
 
 
 @pytest.mark.rule("S8", "N7")
 def test_a_server_whose_replies_are_small_takes_fewer() -> None:
-    assert len(drafts(GOOD * 60, 61 * 1024)) == 60
+    assert len(read_batch(GOOD * 60, 61 * 1024)) == 60
     with pytest.raises(BadRequestError, match="message 61: expected at most 61 messages"):
-        drafts(GOOD * 62, 61 * 1024)
+        read_batch(GOOD * 62, 61 * 1024)
 
 
 class Queue:

@@ -26,7 +26,7 @@ class Door:
 
     def receive(self, message: Request) -> None: ...
 
-    def hold(self, size: int) -> None:
+    def add_bytes_in_flight(self, size: int) -> None:
         self.held += size
         self.counted += 1
 

@@ -15,7 +15,6 @@ from mediator.mailboxes.events import EventType
 from mediator.mailboxes.fetching import Deliver
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Retention
-from mediator.nats.requests import create
 from mediator.store.base import Store, Transaction
 from pickup.rules import forwarding as envelope
 from pickup.rules import names
@@ -387,7 +386,7 @@ def test_what_a_group_acknowledges_the_holder_gets_no_more(house: Mediation) -> 
 @pytest.mark.rule("D1", "M1")
 def test_create_makes_no_mediation_mailbox() -> None:
     with pytest.raises(BadRequestError) as raised:
-        create(TENANT, Fields({"type": "mediation"}))
+        read_create(TENANT, Fields({"type": "mediation"}))
     assert raised.value.field == "type"
     assert "mediation" not in str(raised.value).removesuffix('got "mediation"')
 

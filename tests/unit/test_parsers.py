@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mediator.errors import BadRequestError
 from mediator.fields import Fields, StrictFields, has_controls, parse_body, printable, whole_number
-from mediator.nats import requests
+from mediator.nats import protocol
 from mediator.nats.frames import decode_headers
 from mediator.operate.operations import read_number, read_optional_time
 from tests.fuzz import targets
@@ -22,7 +22,7 @@ FIELDS = sorted(
 )
 CONFIG = ("num_msgs", "max_wait_ms", "ack_wait_ms", "max_deliver")
 WORDS = ("", "latest", "earliest", "from_time", "from_id", "keep", "until_ack", "standard", "utf8", "a,b", "task")
-HEADERS = (*sorted(requests.SEND_HEADERS), "Own")
+HEADERS = (*sorted(protocol.SEND_HEADERS), "Own")
 
 text = st.one_of(st.sampled_from(WORDS), st.text(max_size=20), st.text('a.-"\\\x00\x7f\ud800ü', max_size=300))
 scalar = st.one_of(
@@ -165,7 +165,7 @@ def test_ways_to_write_a_number(written: object) -> None:
     assert StrictFields({"n": written}).count("n") == 7
     assert read_number({"n": written}, "n", 0, 10) == 7
     assert read_optional_time({"n": written}, "n") == 7_000
-    assert requests.draft(b"", {"mq9-delay": str(written)}).delay == 7_000
+    assert protocol.read_draft(b"", {"mq9-delay": str(written)}).delay == 7_000
 
 
 @pytest.mark.rule("N4")

@@ -12,9 +12,9 @@ from docs.generators import asyncapi, didcomm, metrics
 from mediator.errors import BadRequestError
 from mediator.fields import Fields
 from mediator.mailboxes.lanes import LANES
-from mediator.nats import requests
-from mediator.nats.editions.verbs import EditionVerbs
-from mediator.nats.verbs import SETTLE_VERBS, MailboxVerbs
+from mediator.nats import protocol
+from mediator.nats.editions import EditionVerbs
+from mediator.nats.verbs import MailboxVerbs
 from mediator.parts import installed_settings
 from mediator.settings.sources import options
 from registry.api.doors import add_verbs
@@ -22,7 +22,6 @@ from registry.records import NO_MEMORY
 
 DOCS = Path(__file__).parents[2] / "docs"
 DOCUMENT = asyncapi.document()
-SETTLED = [f"MSG.{verb.name}." for verb in SETTLE_VERBS]
 
 
 @pytest.mark.parametrize("name", generate.PAGES)
@@ -45,15 +44,15 @@ def verbs_of_registry() -> set[str]:
 
 
 def test_every_verb_has_a_channel() -> None:
-    sent = {"MSG.SEND.", "MSG.BATCH.", "INBOX.", "MAILBOX.MSG.", "BROADCAST."}
-    verbs = {*MailboxVerbs(None).table, *EditionVerbs(None).table, *verbs_of_registry(), *SETTLED, *sent}
+    others = {"MSG.BATCH.", "BROADCAST."}
+    verbs = {*MailboxVerbs(None).table, *EditionVerbs(None, "", {}).table, *verbs_of_registry(), *others}
     described = {re.sub(r"{.*", "", subject) for subject in asyncapi.subjects()}
     assert described == verbs
 
 
 def test_every_verb_of_the_current_edition_has_a_section() -> None:
     page = (DOCS / "protocol.md").read_text(encoding="utf-8")
-    for subject in (*MailboxVerbs(None).table, *SETTLED):
+    for subject in (*MailboxVerbs(None).table, "MSG.BATCH."):
         assert f"\n## {subject.rstrip('.')}\n" in page
 
 
@@ -84,13 +83,13 @@ def test_payloads_have_valid_schemas(message: str) -> None:
 @pytest.mark.parametrize(
     ("message", "body", "read"),
     [
-        ("MailboxCreateRequest", {"ttl": -1}, requests.create),
-        ("MailboxCreateRequest", {"type": "other"}, requests.create),
-        ("MailboxCreateRequest", {"tags": 3}, requests.create),
-        ("MailboxCreateRequest", {"name": 3}, requests.create),
-        ("MsgFetchRequest", {"deliver": "soon"}, lambda *args: requests.fetch(args[0], "a", args[1], 1)),
-        ("MsgFetchRequest", {"from_time": 10**12}, lambda *args: requests.fetch(args[0], "a", args[1], 1)),
-        ("MsgAckRequest", {"msg_ids": [-1]}, lambda *args: requests.ack(args[0], "a", args[1])),
+        ("MailboxCreateRequest", {"ttl": -1}, protocol.read_create),
+        ("MailboxCreateRequest", {"type": "other"}, protocol.read_create),
+        ("MailboxCreateRequest", {"tags": 3}, protocol.read_create),
+        ("MailboxCreateRequest", {"name": 3}, protocol.read_create),
+        ("MsgFetchRequest", {"deliver": "soon"}, lambda *args: protocol.read_fetch(args[0], "a", args[1], 1)),
+        ("MsgFetchRequest", {"from_time": 10**12}, lambda *args: protocol.read_fetch(args[0], "a", args[1], 1)),
+        ("MsgAckRequest", {"msg_ids": [-1]}, lambda *args: protocol.read_ack(args[0], "a", args[1])),
     ],
 )
 def test_what_a_schema_refuses_the_service_refuses(message: str, body: dict, read: object) -> None:
