@@ -27,7 +27,7 @@ from mediator.gateway.protocol import (
 )
 from mediator.nats.client import Request
 from mediator.nats.frames import ProtocolViolationError
-from mediator.nats.tls_files import TlsFiles
+from mediator.nats.tls import TlsFiles
 
 if TYPE_CHECKING:
     from mediator.gateway.server import Gateway

@@ -32,7 +32,7 @@ from mediator.nats.connection import NatsConnection, Upstreams
 from mediator.nats.door import Door
 from mediator.nats.opening import make_account_map
 from mediator.nats.subjects import OPEN, BroadcastSubject, MailboxSubject, PublicListSubject, Subject
-from mediator.nats.tls_files import TlsFiles, server_context
+from mediator.nats.tls import TlsFiles, server_context
 from mediator.nats.verbs import Verb
 from mediator.settings.sections import GatewaySettings, PushSettings
 from mediator.settings.settings import Settings

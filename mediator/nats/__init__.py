@@ -7,6 +7,6 @@ headers (`protocol.py`) and give the message to the broker. After the commit the
 (`admission.py`) for the next write, or goes back in memory. ACK, NACK and EXTEND go the same way; each request to
 another verb is a task. Older editions have verbs of their own (`editions.py`).
 
-Instances talk to each other in control messages (`control_messages.py`, `announcements.py`). `opening.py` puts it all
-together, with a managed nats-server (`server.py`) or an external one.
+Instances talk to each other in control messages (`control_messages.py`). `opening.py` puts it all together,
+with a managed nats-server (`server.py`) or an external one.
 """

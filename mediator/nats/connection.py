@@ -16,7 +16,7 @@ from mediator.errors import SetupError
 from mediator.login import Login
 from mediator.nats.client import MessageHandler, NatsClient, Request
 from mediator.nats.control_messages import KEY_BYTES, ControlOpener, ControlRefusedError, ControlSealer
-from mediator.nats.tls_files import TlsFiles
+from mediator.nats.tls import TlsFiles
 
 CONNECT_SECONDS = 10
 PENDING_BYTES = 64 * 1024 * 1024
@@ -211,3 +211,35 @@ class NatsSubscription:
         self._client.receive(self.sid, None)
         with suppress(BadSubscriptionError):
             await self._subscription.unsubscribe()
+
+
+class Announcements:
+    """One control subject on which instances that share a database hear each other; what is lost is not repeated."""
+
+    def __init__(self, connection: NatsConnection, subject: str) -> None:
+        self._connection = connection
+        self._subject = subject
+
+    async def publish(self, data: bytes) -> None:
+        """Publish to all instances."""
+        sealed = self._connection.seal(self._subject, data)
+        if (size := len(sealed[1])) > self._connection.max_payload:
+            # The server would close the connection.
+            log.warning("announcement too large for the server", size=size)
+            return
+        try:
+            await self._connection.publish([sealed])
+        except NatsError as error:
+            log.warning("announcement not sent", error=str(error) or type(error).__name__)
+
+    async def listen(self, heard: Callable[[bytes], None]) -> None:
+        """Call ``heard`` with each announcement, on the event loop."""
+
+        def received(message: Request) -> None:
+            heard(message.data)
+
+        await self._connection.subscribe_control(self._subject, "", received)
+
+    def on_reconnect(self, handler: Callable[[], None]) -> None:
+        """Call ``handler`` whenever announcements may have been lost."""
+        self._connection.on_reconnect(handler)

@@ -1,33 +1,37 @@
-"""Opens the service's side of NATS: the managed server or an external one, the connection, and the door."""
+"""Opens the service's side of NATS: the server or an external one, the connection, announcements, and the door."""
 
 import asyncio
 import base64
+import hashlib
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Final
 
 import structlog
 
-from mediator.broker import Broker
+from mediator.broker import WAKE_KEY_BYTES, Broker
 from mediator.endpoint import Endpoint
 from mediator.mailboxes.address import DEFAULT_TENANT
 from mediator.metrics import Metrics
 from mediator.nats import accounts, control_messages
 from mediator.nats.accounts import AccountMap, AccountUser, TenantAccount
-from mediator.nats.announcements import Announcements, WakeAnnouncer
-from mediator.nats.connection import NatsConnection, Upstreams, connect
+from mediator.nats.connection import Announcements, NatsConnection, Upstreams, connect
 from mediator.nats.door import Door, DoorOptions
 from mediator.nats.protocol import payload_limit
 from mediator.nats.server import NatsServer
 from mediator.nats.verbs import SendListener, Verb
 from mediator.settings.settings import Settings
 from mediator.store.base import Store
+from mediator.store.writer import Committed
 from mediator.tenants.directory import TenantDirectory
 
 OWN_CONNECTIONS = 64
 """Connections to the managed NATS server that are not clients': the service's, gateways' and commands'."""
 CHECK_SECONDS = 5.0
+MAX_KEYS: Final = 4096
+"""Hashes in one announcement of new mail; more are sent in several."""
 
 log = structlog.get_logger("service")
 
@@ -159,6 +163,70 @@ def make_account_map(settings: Settings, directory: TenantDirectory) -> AccountM
     made = AccountMap({}, ())
     directory.listen(lambda: made.replace(mapped(), (*settings.tenants, *directory.living, *directory.removed)))
     return made
+
+
+# Announcements between instances.
+
+
+class WakeAnnouncer:
+    """Wakes the long polls of other instances that share a database: announces a hash of each mailbox that got mail.
+
+    Wake-ups may be lost while the connection is rebuilt; after that everybody who waits reads again, at all instances.
+    """
+
+    def __init__(self, announcements: Announcements, broker: Broker, instance: str) -> None:
+        self._announcements = announcements
+        self._broker = broker
+        self._own = hashlib.blake2b(instance.encode(), digest_size=WAKE_KEY_BYTES).digest()
+        self._waiting: set[bytes] = set()
+        self._all = False
+        """Whether an announcement that names no mailbox, and so all of them, has to go out."""
+        self._something = asyncio.Event()
+        self._announcer: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Start announcing and listening."""
+        await self._announcements.listen(self._heard)
+        self._announcements.on_reconnect(self._reconnected)
+        self._broker.listen(self._committed)
+        self._announcer = asyncio.create_task(self._announce(), name="nats-wakes")
+
+    async def close(self) -> None:
+        """Stop announcing."""
+        if self._announcer is not None:
+            self._announcer.cancel()
+            await asyncio.gather(self._announcer, return_exceptions=True)
+
+    def _committed(self, committed: Committed) -> None:
+        if committed.woken:
+            self._waiting.update(self._broker.wake_key(place) for place in committed.woken)
+            self._something.set()
+
+    def _reconnected(self) -> None:
+        self._broker.wake_all()
+        self._all = True
+        self._something.set()
+
+    async def _announce(self) -> None:
+        while True:
+            await self._something.wait()
+            self._something.clear()
+            if self._all:
+                self._all = False
+                await self._announcements.publish(self._own)
+            keys = list(self._waiting)
+            self._waiting.clear()
+            for start in range(0, len(keys), MAX_KEYS):
+                await self._announcements.publish(self._own + b"".join(keys[start : start + MAX_KEYS]))
+
+    def _heard(self, data: bytes) -> None:
+        size = WAKE_KEY_BYTES
+        if data[:size] == self._own:
+            return
+        if len(data) == size:
+            self._broker.wake_all()
+        else:
+            self._broker.wake(data[at : at + size] for at in range(size, len(data) - size + 1, size))
 
 
 def make_announcements(settings: Settings, connection: NatsConnection, topic: str) -> Announcements | None:

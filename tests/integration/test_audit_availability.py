@@ -28,9 +28,9 @@ from mediator.http.server import HttpServer
 from mediator.mailboxes.bounds import Bounds
 from mediator.metrics import Metrics
 from mediator.nats import control_messages
-from mediator.nats.announcements import Announcements, WakeAnnouncer
 from mediator.nats.client import Request
-from mediator.nats.connection import Upstreams, connect
+from mediator.nats.connection import Announcements, Upstreams, connect
+from mediator.nats.opening import WakeAnnouncer
 from tests.harness.core import make_settings
 from tests.harness.door import PATIENCE, Service, serving, serving_two
 from tests.harness.service import free_port, spawn

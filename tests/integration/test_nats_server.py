@@ -22,8 +22,7 @@ from structlog.testing import capture_logs
 from mediator.errors import SetupError, UnavailableError
 from mediator.nats import server as server_module
 from mediator.nats.accounts import AccountUser, TenantAccount, snippet
-from mediator.nats.announcements import Announcements
-from mediator.nats.connection import connect
+from mediator.nats.connection import Announcements, connect
 from mediator.nats.control_messages import OVERHEAD
 from mediator.nats.server import NatsServer, find_binary
 from tests.harness.waiting import PATIENCE, block_until, until

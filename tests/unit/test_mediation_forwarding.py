@@ -15,6 +15,7 @@ from mediator.mailboxes.events import EventType
 from mediator.mailboxes.fetching import Deliver
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Retention
+from mediator.nats.protocol import read_create
 from mediator.store.base import Store, Transaction
 from pickup.rules import forwarding as envelope
 from pickup.rules import names
