@@ -79,7 +79,7 @@ T = TypeVar("T")
 Work = Callable[[MediationTransaction, int], T]
 """A function of a transaction and the time in milliseconds."""
 
-MAX_LEADS = 100_000
+MAX_MAILBOX_KEYS = 100_000
 
 
 class Arrived(NamedTuple):
@@ -103,24 +103,31 @@ class MediationBroker:
     raised by all that need a mailbox when the connection has none.
     """
 
-    def __init__(self, broker: Broker, rules: MediationRules) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        rules: MediationRules,
+        *,
+        envelope: SeenEnvelope | None = None,
+        shared: "MediationBroker | None" = None,
+    ) -> None:
+        """``envelope`` is stored with the first change; ``shared`` has the counts and caches of the service."""
         self.broker = broker
         """The mailboxes: for what mediation does not change."""
         self.rules = rules
         self.clock = broker.clock
-        self._envelope: SeenEnvelope | None = None
-        self.uses = ConnectionUses(broker)
+        self._envelope = envelope
+        self.uses: ConnectionUses = ConnectionUses(broker) if shared is None else shared.uses
         """What is counted of each connection."""
-        self._callers = CallerCache()
-        broker.listen(self._callers.forget)
-        self._leads: dict[tuple[str, str], Place] = {}
-        """Where keys led last. It may be wrong: it only orders the locks of mailboxes."""
+        self._callers: CallerCache = CallerCache() if shared is None else shared._callers
+        self._mailbox_keys: dict[tuple[str, str], Place] = {} if shared is None else shared._mailbox_keys
+        """The mailbox that each key led to last. It may be wrong: it only orders the locks of mailboxes."""
+        if shared is None:
+            broker.listen(self._callers.forget)
 
     def once(self, envelope: SeenEnvelope) -> "MediationBroker":
         """Return use cases whose first change stores the envelope with it, or raises :class:`ReplayedError` (D13)."""
-        guarded = object.__new__(MediationBroker)
-        guarded.__dict__ = {**self.__dict__, "_envelope": envelope}
-        return guarded
+        return MediationBroker(self.broker, self.rules, envelope=envelope, shared=self)
 
     async def read(self, work: Work[T]) -> T:
         """Run a read of committed data, on a reader thread."""
@@ -335,18 +342,18 @@ class MediationBroker:
         return sum(parts, ForwardOutcome())
 
     async def _forward(self, request: Forward) -> ForwardOutcome:
-        lead = (request.tenant, request.keys[0]) if request.keys else ("", "")
+        first = (request.tenant, request.keys[0]) if request.keys else ("", "")
         bounds, quotas = self.broker.bounds, self.broker.quotas
         # On an idle machine, what is kept takes a tenth of a millisecond longer than what leads nowhere (D9).
         outcome, events = await self.broker.write_padded(
             _counted(lambda tx, now: forwarding.forward(tx, bounds, quotas, self.rules, request, now)),
-            self._leads.get(lead),
+            self._mailbox_keys.get(first),
         )
         self.uses.count(events)
-        if outcome.places and self._leads.get(lead) != outcome.places[0]:
-            if len(self._leads) >= MAX_LEADS:
-                self._leads.clear()
-            self._leads[lead] = outcome.places[0]
+        if outcome.places and self._mailbox_keys.get(first) != outcome.places[0]:
+            if len(self._mailbox_keys) >= MAX_MAILBOX_KEYS:
+                self._mailbox_keys.clear()
+            self._mailbox_keys[first] = outcome.places[0]
         return outcome
 
     # The queue of a connection.

@@ -7,19 +7,21 @@ by a problem report when the sender is known (D12). To add a protocol, call :met
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
 
 import structlog
 
 from mediator.errors import BadRequestError, MediatorError, NotEnrolledError, UnsupportedMessageError
 from pickup.broker import MediationBroker
+from pickup.channels import AfterReply, TransportChannel
+from pickup.dids.document import DidResolver
+from pickup.dids.identities import OwnIdentities
+from pickup.envelope import Envelopes
+from pickup.live_sessions import LiveSessions
 from pickup.message import DidcommMessage, Json, MessageType, ReplyMessage
+from pickup.metrics import DidcommMetrics
 from pickup.rules import replays
 from pickup.rules.records import Connection, Generation
 from pickup.rules.replays import CLOCK_SKEW, SeenEnvelope
-
-if TYPE_CHECKING:
-    from pickup.context import DidcommContext
 
 REPORT_FAMILY = "report-problem"
 REPORT = "problem-report"
@@ -77,69 +79,30 @@ def explain(error: MediatorError) -> Json:
 
 EMPTY = "empty"
 """Family and name of the message that carries headers alone."""
-MAX_ROUTES = 64
-"""Callers whose return route one channel remembers."""
-MAX_THREADS = 8
-"""Threads of each, the last ones that it named."""
 
 
-class ReturnRoutes:
-    """Return routes on one channel: of a caller everything, or some threads (RFC 0092, D5); bounded."""
+@dataclass(slots=True)
+class DidcommContext:
+    """The services of the DIDComm door, which every handler may use."""
 
-    def __init__(self) -> None:
-        self._of: dict[str, tuple[str, ...] | None] = {}
-        """By canonical caller its threads; None: everything."""
-
-    def follow(self, caller: str, thread: str | None) -> None:
-        """Return this thread of a caller here besides those before, or everything."""
-        if len(self._of) >= MAX_ROUTES and caller not in self._of:
-            return
-        if thread is None:
-            self._of[caller] = None
-            return
-        threads = [one for one in self._of.get(caller) or () if one != thread]
-        self._of[caller] = (*threads, thread)[-MAX_THREADS:]
-
-    def end(self, caller: str) -> None:
-        """Return nothing of a caller here any more."""
-        self._of.pop(caller, None)
-
-    def lead_here(self, caller: str, thread: str) -> bool:
-        """Whether a reply of this thread is returned here."""
-        threads = self._of.get(caller, ())
-        return threads is None or thread in threads
-
-    def rename(self, before: str, after: str) -> None:
-        """Let the routes of a DID be those of the DID that it was rotated to (D14)."""
-        if before in self._of:
-            self._of[after] = self._of.pop(before)
-
-
-class TransportChannel(Protocol):
-    """Where a message came in, and where replies may go back (D5)."""
-
-    routes: "ReturnRoutes"
-    """Who asked for replies on this channel (RFC 0092, D5)."""
-
-    client: str
-    """The product that the peer names as its User-Agent, in short; empty: none."""
-
-    @property
-    def persistent(self) -> bool:
-        """Whether it can carry live mode: a WebSocket (D6)."""
-
-    async def send(self, envelope: bytes, generation: Generation) -> bool:
-        """Send an envelope; False when the peer is gone, or HTTP has had its one reply."""
-
-    async def confirmed(self) -> bool:
-        """Wait until the peer has read what was sent, by ping and pong; False when it did not (D7)."""
+    mediation: MediationBroker
+    resolver: DidResolver
+    envelopes: Envelopes
+    identities: OwnIdentities
+    sessions: LiveSessions
+    metrics: DidcommMetrics
+    public_url: str
+    """URL of this door over HTTP; with ws in place of http for WebSocket."""
+    max_envelope: int
+    """Bytes of the largest envelope that is accepted."""
+    dispatcher: "Dispatcher"
 
 
 @dataclass(slots=True)
 class InboundRequest:
     """One message, its sender, and what a handler may use."""
 
-    context: "DidcommContext"
+    context: DidcommContext
     tenant: str
     message: DidcommMessage
     me: str
@@ -157,8 +120,7 @@ class InboundRequest:
 
     It gets its reply, but changes nothing that another message may have changed since.
     """
-    after: list[Callable[[bool], Awaitable[None]]] = field(default_factory=list)
-    """Called once the replies are sent: True when they went out on the request's channel."""
+    after: list[AfterReply] = field(default_factory=list)
 
     mediation: MediationBroker = field(init=False)
     """The use cases. For a message that is handled once, the first change stores its envelope too (D13)."""

@@ -20,10 +20,10 @@ from mediator.tenants.directory import TenantDirectory
 from pickup import pages
 from pickup.access import AccessLists, AddressGate, RateLimiter
 from pickup.broker import MediationBroker
-from pickup.context import DidcommContext
+from pickup.channels import TenantSockets
 from pickup.dids.identities import OwnIdentities, Vault
 from pickup.dids.resolver import CachingResolver, DidWebResolver
-from pickup.dispatcher import Dispatcher
+from pickup.dispatcher import DidcommContext, Dispatcher
 from pickup.endpoint_relay import EndpointRelay
 from pickup.envelope.library import LibraryEnvelopes
 from pickup.envelope.v2 import load_library
@@ -39,7 +39,6 @@ from pickup.protocols import coordinate_mediation, general, handshakes, message_
 from pickup.protocols.push_notification import PushNotifier
 from pickup.receiver import MessageReceiver, ReplySender
 from pickup.settings import DidcommSettings
-from pickup.tenant_sockets import TenantSockets
 from pickup.transports import PATH, Transports
 
 PROTOCOLS = coordinate_mediation, general, handshakes, message_pickup, push_notification, routing

@@ -16,13 +16,14 @@ from mediator.errors import BusyError, LiveModeError, MediatorError, NotEnrolled
 from mediator.mailboxes.bounds import DAY
 from mediator.mailboxes.message import Message
 from pickup.broker import MediationBroker
-from pickup.dispatcher import InboundRequest, TransportChannel
-from pickup.message import MessageType, ReplyMessage
+from pickup.channels import AfterReply, TransportChannel
+from pickup.message import Attachment, Json, MessageType, ReplyMessage
 from pickup.metrics import DidcommMetrics
-from pickup.protocols.message_pickup import delivery
-from pickup.rules.message_queue import QueueStatus
+from pickup.rules.message_queue import QueueStatus, attachment_id
 from pickup.rules.records import Connection, Generation
 
+RETURN_ROUTE = {"~transport": {"return_route": "all"}}
+"""The decorator of every v1 message of message pickup (RFC 0685)."""
 MAX_LEASED = 1000
 """Leases of one session, about 100 KiB; beyond that the oldest end early, and their mail may come twice."""
 
@@ -81,6 +82,19 @@ _ANNOUNCEMENT = struct.Struct(f">{WAKE_KEY_BYTES}sQ")
 _MAX_INSTANCE = 256
 
 log = structlog.get_logger("didcomm.sessions")
+
+
+def delivery(
+    type: MessageType,
+    mailbox_no: int,
+    messages: Sequence[Message],
+    *,
+    thid: str | None = None,
+    body: Json | None = None,
+) -> ReplyMessage:
+    """Write a ``delivery`` in the version and prefix of ``type``; one that is pushed has no thread (D3, D6)."""
+    attached = [Attachment(attachment_id(mailbox_no, message.msg_id), message.payload) for message in messages]
+    return ReplyMessage(type.named("delivery"), body or {}, attached, thid=thid, decorators=RETURN_ROUTE)
 
 
 class ReplySealer(Protocol):
@@ -161,43 +175,45 @@ class LiveSessions:
         if self._announcer is not None:
             await self._announcer.listen(self._heard)
 
-    async def live(self, request: InboundRequest, on: bool) -> QueueStatus:
-        """Turn live mode on or off for the caller's channel, and return the status to reply with (D6).
+    async def live(
+        self, connection: Connection, channel: TransportChannel, type: MessageType, after: list[AfterReply]
+    ) -> QueueStatus:
+        """Turn live mode on for a channel, and return the status to reply with (D6).
 
-        Pushing begins once the reply went out on the channel, in the version and prefix of the request.
-        Raises :class:`LiveModeError` where the channel cannot carry it, :class:`NotEnrolledError` without mediation.
+        Pushing begins once the reply went out on the channel, which ``after`` announces, in the version and prefix of
+        ``type``. Raises :class:`LiveModeError` where the channel cannot carry it, :class:`NotEnrolledError` without
+        mediation.
         """
-        connection, channel = request.enrolled(), request.channel
-        if not on:
-            session = self._of.get(connection.no)
-            if session is not None and session.channel is channel:
-                self._end(session)
-            return await self._mediation.get_status(connection)
         if not channel.persistent:
             raise LiveModeError
-        self._has_room(connection)
+        self._check_room(connection)
         status, cursor = await self._mediation.open_live(connection)
 
         async def begin(answered: bool) -> None:
             # If the status could not be sent, mail cannot be either.
             if answered:
-                self._begin(connection, channel, request.message.type, cursor)
+                self._begin(connection, channel, type, cursor)
 
-        request.after.append(begin)
+        after.append(begin)
         return status
 
-    async def implicit(self, request: InboundRequest) -> None:
+    def end_live(self, connection: Connection, channel: TransportChannel) -> None:
+        """Turn live mode off, if it is on for this channel (D6)."""
+        session = self._of.get(connection.no)
+        if session is not None and session.channel is channel:
+            self._end(session)
+
+    def implicit(self, connection: Connection, channel: TransportChannel, after: list[AfterReply]) -> None:
         """Push bare envelopes, the backlog first, until the channel closes (D7); does nothing on HTTP."""
-        connection, channel = request.enrolled(), request.channel
         session = self._of.get(connection.no)
         if not channel.persistent or (session is not None and session.channel is channel):
             return
-        self._has_room(connection)
+        self._check_room(connection)
 
         async def begin(_answered: bool) -> None:
             self._begin(connection, channel, None, 0)
 
-        request.after.append(begin)
+        after.append(begin)
 
     def pushes_to(self, connection: Connection, channel: TransportChannel) -> bool | None:
         """Whether live mode is on for the holder: ``live_delivery`` of a ``status``; on a socket, for that socket.
@@ -263,7 +279,7 @@ class LiveSessions:
             self._end(session)
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _has_room(self, connection: Connection) -> None:
+    def _check_room(self, connection: Connection) -> None:
         if len(self._of) >= MAX_SESSIONS and connection.no not in self._of:
             raise BusyError(f"{MAX_SESSIONS} holders have sessions already")
 

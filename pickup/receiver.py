@@ -17,11 +17,11 @@ from mediator.errors import (
 )
 from mediator.fields import whole_number
 from pickup.access import AccessLists, RateLimiter
-from pickup.context import DidcommContext
+from pickup.channels import TenantSockets, TransportChannel
 from pickup.dids.document import DidResolver
 from pickup.dids.identities import OwnIdentities
 from pickup.dids.own_dids import Identity
-from pickup.dispatcher import InboundRequest, TransportChannel, check_expiry, is_report
+from pickup.dispatcher import DidcommContext, InboundRequest, check_expiry, is_report
 from pickup.envelope import Envelopes, OpenedEnvelope
 from pickup.envelope.reading import read_jwt
 from pickup.message import DidcommMessage, ReplyMessage, encode, outline, read, write
@@ -30,7 +30,6 @@ from pickup.rules.connecting import FROM_PRIOR
 from pickup.rules.names import canonical
 from pickup.rules.records import Connection, DidRotation, Generation
 from pickup.rules.replays import CLOCK_SKEW, ReplayedError
-from pickup.tenant_sockets import TenantSockets
 
 
 async def read_rotation(request: InboundRequest) -> DidRotation | None:

@@ -15,11 +15,10 @@ from mediator.http.direct import DirectAnswer, DirectRequest
 from mediator.request_context import NO_TRACE, TraceHooks
 from pickup import media_types
 from pickup.access import AddressGate
+from pickup.channels import ReturnRoutes, TenantSockets, TransportChannel
 from pickup.connection_use import client_family
-from pickup.dispatcher import ReturnRoutes, TransportChannel
 from pickup.metrics import OK, DidcommMetrics
 from pickup.rules.records import Generation
-from pickup.tenant_sockets import TenantSockets
 from pickup.websocket import CLOSE_SECONDS, InboundByteLimiter, Receiver, WebSocket, WebSocketChannel
 
 PATH = "/didcomm"

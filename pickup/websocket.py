@@ -16,8 +16,8 @@ from mediator import request_context
 from mediator.errors import MediatorError
 from mediator.request_context import NO_TRACE, RequestScope, TraceHooks
 from pickup.access import AddressGate
+from pickup.channels import ReturnRoutes, TransportChannel
 from pickup.connection_use import client_family
-from pickup.dispatcher import ReturnRoutes, TransportChannel
 from pickup.metrics import OK, DidcommMetrics
 from pickup.rules.records import Generation
 

@@ -57,11 +57,15 @@ async def ping(request: InboundRequest) -> Sequence[ReplyMessage]:
     message, connection = request.message, request.connection
     if message.fields.flag("response_requested", absent=True):
         return [request.reply(TRUST_PING[message.generation][2])]
-    enrolled = connection is not None and connection.mailbox_no is not None
-    if enrolled and message.return_route == "all" and not request.repeated:
+    if (
+        connection is not None
+        and connection.mailbox_no is not None
+        and message.return_route == "all"
+        and not request.repeated
+    ):
         # Stored even on HTTP, where it starts nothing: a replay of it on a WebSocket must not start a session.
         await request.mediation.remember_envelope()
-        await request.context.sessions.implicit(request)
+        request.context.sessions.implicit(connection, request.channel, request.after)
     return ()
 
 

@@ -12,7 +12,8 @@ from mediator.errors import EnvelopeError, LiveModeError
 from mediator.mailboxes.message import Message as Mail
 from pickup.dispatcher import REPORT, REPORT_NAMES, Dispatcher, InboundRequest, report_problem
 from pickup.envelope.reading import read_object
-from pickup.message import Attachment, DidcommMessage, Json, MessageType, ReplyMessage
+from pickup.live_sessions import RETURN_ROUTE, delivery
+from pickup.message import DidcommMessage, Json, MessageType, ReplyMessage
 from pickup.protocols.general import note_report
 from pickup.rules import message_queue
 from pickup.rules.message_queue import QueueStatus
@@ -26,8 +27,6 @@ BUDGET = 128 * 1024
 
 In base64 and its envelope this stays below the 192 000 bytes above which wallets in Python open no v2 envelope.
 """
-RETURN_ROUTE = {"~transport": {"return_route": "all"}}
-"""The decorator of every v1 message of the protocol (RFC 0685)."""
 NOBODY = ""
 """Stands for a recipient that is neither key nor DID: it has no mail."""
 CONFIRM_SECONDS = 2.0
@@ -117,9 +116,9 @@ async def delivery_request(request: InboundRequest) -> Sequence[ReplyMessage]:
     if not mails and not form.empty:
         return [_status_reply(request, await status(request, connection, recipient), requested)]
     request.context.metrics.delivered("request", len(mails))
-    return [
-        delivery(request.message.type, _mailbox_no(connection), mails, thid=request.message.thread, requested=requested)
-    ]
+    body = {} if requested is None else {form.recipient: requested}
+    type, thread = request.message.type, request.message.thread
+    return [delivery(type, _mailbox_no(connection), mails, thid=thread, body=body)]
 
 
 async def messages_received(request: InboundRequest) -> Sequence[ReplyMessage]:
@@ -143,21 +142,16 @@ async def live_delivery_change(request: InboundRequest) -> Sequence[ReplyMessage
         return [_status_reply(request, await status(request, connection), None)]
     # Stored even if it is refused below, on HTTP: a replay of it on a WebSocket must not turn live mode on.
     await request.mediation.confirm_batch(connection)
+    sessions, enrolled = request.context.sessions, request.enrolled()
+    if not on:
+        sessions.end_live(enrolled, request.channel)
+        return [_status_reply(request, await request.mediation.get_status(enrolled), None, live=False)]
     try:
-        waiting = await request.context.sessions.live(request, on)
+        waiting = await sessions.live(enrolled, request.channel, request.message.type, request.after)
     except LiveModeError as error:
         request.context.metrics.reported(error.code)
         return [_not_live(request.message, error)]
-    return [_status_reply(request, waiting, None, live=on)]
-
-
-def delivery(
-    type: MessageType, mailbox_no: int, mails: Sequence[Mail], *, thid: str | None = None, requested: str | None = None
-) -> ReplyMessage:
-    """Write a ``delivery`` in the version and prefix of ``type``; one that is pushed has no thread (D3, D6)."""
-    body: Json = {} if requested is None else {_form(type).recipient: requested}
-    attached = [Attachment(message_queue.attachment_id(mailbox_no, mail.msg_id), mail.payload) for mail in mails]
-    return ReplyMessage(type.named("delivery"), body, attached, thid=thid, decorators=RETURN_ROUTE)
+    return [_status_reply(request, waiting, None, live=True)]
 
 
 def holder(request: InboundRequest) -> Connection:

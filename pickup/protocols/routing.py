@@ -9,8 +9,7 @@ import orjson
 
 from mediator.errors import BadRequestError, EnvelopeError, UnsupportedMessageError
 from mediator.fields import whole_number
-from pickup.context import DidcommContext
-from pickup.dispatcher import Dispatcher, InboundRequest
+from pickup.dispatcher import DidcommContext, Dispatcher, InboundRequest
 from pickup.envelope.reading import read_object
 from pickup.message import MAX_ATTACHMENTS, DidcommMessage, ReplyMessage, attachments, parse_time
 from pickup.rules.forwarding import Forward, ForwardOutcome, recipients_in

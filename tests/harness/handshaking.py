@@ -18,10 +18,9 @@ from mediator.broker import Broker
 from mediator.http.guard import Guard
 from mediator.mailboxes.bounds import Bounds
 from pickup.broker import MediationBroker
-from pickup.context import DidcommContext
 from pickup.dids.identities import OwnIdentities, Vault
 from pickup.dids.resolver import CachingResolver, DidWebResolver
-from pickup.dispatcher import InboundRequest
+from pickup.dispatcher import DidcommContext, InboundRequest
 from pickup.envelope.library import LibraryEnvelopes
 from pickup.envelope.v2 import DidcommMessagingLibrary
 from pickup.invitations import InvitationService

@@ -18,11 +18,11 @@ from mediator.broker import Broker
 from mediator.errors import EnvelopeError, UnresolvedDidError
 from mediator.mailboxes.bounds import Bounds
 from pickup.broker import MediationBroker
-from pickup.context import DidcommContext
+from pickup.channels import ReturnRoutes
 from pickup.dids.document import DidDocument, DidResolver, DidService
 from pickup.dids.identities import OwnIdentities
 from pickup.dids.own_dids import Identity
-from pickup.dispatcher import Dispatcher, ReturnRoutes
+from pickup.dispatcher import DidcommContext, Dispatcher
 from pickup.door import PROTOCOLS
 from pickup.envelope import OpenedEnvelope
 from pickup.envelope.reading import Jws

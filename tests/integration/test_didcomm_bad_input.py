@@ -31,11 +31,11 @@ from mediator.store.opening import database_path
 from mediator.store.sqlite import SqliteStore
 from mediator.tenants.directory import TenantDirectory
 from pickup import websocket
+from pickup.channels import TransportChannel
 from pickup.client import Holder, Sender, Wallet
 from pickup.client.plaintext import write
 from pickup.client.sender import forward_v2
 from pickup.dids.document import PublicKey
-from pickup.dispatcher import TransportChannel
 from pickup.door import ENVELOPE_OVERHEAD, didcomm_door
 from pickup.message import encode
 from pickup.rules import names

@@ -18,7 +18,7 @@ from mediator.http.health import Health
 from mediator.http.server import HttpServer
 from mediator.metrics import Metrics
 from pickup import transports, websocket
-from pickup.dispatcher import TransportChannel
+from pickup.channels import TransportChannel
 from pickup.metrics import DidcommMetrics
 from pickup.pages import CrossOrigin
 from pickup.rules.records import Generation

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
-from unittest.mock import Mock
 
 import orjson
 import pytest
@@ -23,9 +22,9 @@ from mediator.store.base import Store
 from mediator.store.writer import Committed
 from pickup import live_sessions as module
 from pickup.broker import MediationBroker
-from pickup.dispatcher import InboundRequest, ReturnRoutes
+from pickup.channels import AfterReply, ReturnRoutes
 from pickup.live_sessions import LiveSessions
-from pickup.message import DIDCOMM, OLD, DidcommMessage, MessageType, ReplyMessage, unbase64, write
+from pickup.message import DIDCOMM, OLD, MessageType, ReplyMessage, unbase64, write
 from pickup.metrics import DidcommMetrics
 from pickup.rules import message_queue
 from pickup.rules.forwarding import Forward
@@ -39,7 +38,6 @@ PATIENCE = 10.0
 TENANT = "default"
 LIVE_2 = MessageType(OLD, "messagepickup", 2, 0, "live-delivery-change")
 LIVE_3 = MessageType(DIDCOMM, "messagepickup", 3, 0, "live-delivery-change")
-PING = MessageType(DIDCOMM, "trust_ping", 1, 0, "ping")
 
 
 class Line:
@@ -163,15 +161,18 @@ class Setup:
         self, connection: Connection, line: Line, on: bool = True, *, type: MessageType = LIVE_2, answered: bool = True
     ) -> QueueStatus:
         """Ask for live mode, and have the answer written."""
-        call = asking(connection, line, type)
-        status = await self.sessions.live(call, on)
-        await finish(call, answered)
+        if not on:
+            self.sessions.end_live(connection, line)
+            return await self.mediation.get_status(connection)
+        after: list[AfterReply] = []
+        status = await self.sessions.live(connection, line, type, after)
+        await finish(after, answered)
         return status
 
     async def implicit(self, connection: Connection, line: Line) -> None:
-        call = asking(connection, line, PING)
-        await self.sessions.implicit(call)
-        await finish(call, answered=False)
+        after: list[AfterReply] = []
+        self.sessions.implicit(connection, line, after)
+        await finish(after, answered=False)
 
     async def ended(self, connection: Connection) -> None:
         await until(lambda: not self.sessions.has(connection.no))
@@ -181,15 +182,9 @@ class Setup:
         return await self.stack.enter_async_context(setup(instance, air, self.store, behind))
 
 
-def asking(connection: Connection | None, line: Line, type: MessageType) -> InboundRequest:
-    message = DidcommMessage(Generation.V1, type, "1", {}, {})
-    caller = None if connection is None else connection.callers[0]
-    return InboundRequest(Mock(), TENANT, message, "me", caller, caller, connection, line, b"")
-
-
-async def finish(call: InboundRequest, answered: bool) -> None:
-    for told in call.after:
-        await told(answered)
+async def finish(after: list[AfterReply], answered: bool) -> None:
+    for notify in after:
+        await notify(answered)
 
 
 @asynccontextmanager
@@ -263,10 +258,10 @@ async def test_live_mail_has_the_version_and_prefix_of_the_request(
 @pytest.mark.rule("D6")
 async def test_nothing_falls_between_the_status_and_the_first_push(home: Setup) -> None:
     holder, line = await home.holder(), Line()
-    call = asking(holder, line, LIVE_2)
-    assert (await home.sessions.live(call, True)).count == 0
+    after: list[AfterReply] = []
+    assert (await home.sessions.live(holder, line, LIVE_2, after)).count == 0
     await home.forward(b"between")
-    await finish(call, answered=True)
+    await finish(after, answered=True)
     assert await line.mail(1) == [b"between"]
 
 

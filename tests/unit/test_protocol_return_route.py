@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pickup.dispatcher import MAX_THREADS
+from pickup.channels import MAX_THREADS
 from pickup.rules.records import Generation
 from tests.harness.mediation import key
 from tests.harness.protocols import V1, V2, Door, Peer, Wire, envelope
