@@ -7,6 +7,7 @@ import typer
 from mediator.cli import output
 from mediator.cli.options import CommandError, CommandGroup, CommandOptions, TenantOptions
 from mediator.mailboxes.address import parse_address
+from mediator.operate.records import AuditEntry
 from mediator.operate.units import format_bytes, format_count, format_time
 
 _MARKS = {"problem": "!!", "note": " *", "ok": "ok"}
@@ -46,14 +47,12 @@ def _installation(options: CommandOptions) -> list[dict[str, Any]]:
     try:
         found: list[dict[str, Any]] = options.ask("installation")["findings"]
     except CommandError as error:
-        from dataclasses import asdict
-
         from mediator.operate.service_operations import disk_findings, file_findings, offline_findings
 
         folder = options.load().data_dir
         first = {"level": "problem", "text": f"The service does not answer: {error}.", "advice": ""}
         seen = [*disk_findings(folder), *file_findings(folder), *offline_findings(folder)]
-        return [first, *(asdict(finding) for finding in seen)]
+        return [first, *(finding.to_json() for finding in seen)]
     return found
 
 
@@ -114,15 +113,14 @@ def audit(
 ) -> None:
     """List what operators changed, and which payloads they read."""
     answer = options.ask("audit-list", actor=actor, operation=operation, limit=limit)
-    columns = ("no#", "time", "actor", "via", "operation", "tenant", "about", "result")
-    options.print_rows(answer, columns, [_entry(item) for item in answer["entries"]], "no entries")
-
-
-def _entry(item: dict[str, Any]) -> tuple[str, ...]:
-    about = ", ".join(f"{name}={value}" for name, value in item["fields"].items())
-    words = (item[name] for name in ("actor", "via", "operation", "tenant"))
-    times = f" ({item['times']} times)" if item["times"] > 1 else ""
-    return str(item["no"]), format_time(item["at"]), *words, about, item["result"] + times
+    options.print_records(
+        answer,
+        "entries",
+        AuditEntry.columns("no", "at", "actor", "via", "operation", "tenant", "fields", "result"),
+        "no entries",
+        fields=lambda entry: ", ".join(f"{name}={value}" for name, value in entry["fields"].items()),
+        result=lambda entry: entry["result"] + (f" ({entry['times']} times)" if entry["times"] > 1 else ""),
+    )
 
 
 @operators_app.command(epilog="Example: mediator operators reload")

@@ -3,7 +3,7 @@
 import asyncio
 import base64
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,7 +28,7 @@ from mediator.cli.options import (
 )
 from mediator.cli.output import payload_text
 from mediator.errors import UnreachableError
-from mediator.operate.units import format_time
+from mediator.operate.records import DeadMessage
 
 if TYPE_CHECKING:
     from mediator.client import Client
@@ -307,19 +307,12 @@ def list_(
 ) -> None:
     """List messages that are dead for a group."""
     answer = options.ask("dead-list", mail_address=address, group_name=group, limit=limit)
-    columns = ("id#", "lane", "created", "deliveries#", "size#", "payload")
-    options.print_rows(answer, columns, [_row(item) for item in answer["messages"]], "no dead messages")
+    columns = DeadMessage.columns("msg_id", "lane", "created_at", "deliveries", "size", "payload_start")
+    options.print_records(answer, "messages", columns, "no dead messages", payload_start=_payload_start)
 
 
-def _row(item: dict[str, Any]) -> tuple[str, ...]:
-    return (
-        str(item["msg_id"]),
-        item["lane"],
-        format_time(item["created_at"]),
-        str(item["deliveries"]),
-        str(item["size"]),
-        payload_text(base64.b64decode(item["payload_start"]), item["size"]),
-    )
+def _payload_start(message: Mapping[str, Any]) -> str:
+    return payload_text(base64.b64decode(message["payload_start"]), message["size"])
 
 
 @dead_app.command(epilog="Example: mediator dead redrive agent.inbox --group workers 17 18")

@@ -201,6 +201,7 @@ class OutputOptions:
         name: str,
         columns: Sequence[Column],
         nothing: str,
+        /,
         **cells: Callable[[Mapping[str, Any]], str],
     ) -> None:
         """Print a result as one JSON object, or the records in its list ``name`` as a table."""

@@ -8,12 +8,14 @@ import typer
 
 from mediator.cli import output
 from mediator.cli.options import CommandGroup, CommandOptions, span, timed
-from mediator.operate.units import format_bytes, format_count
+from mediator.operate.records import TenantUse, TenantView
+from mediator.operate.units import format_count
+from mediator.tenants.records import QUOTAS
 
-QUOTAS = ("mailboxes", "messages", "bytes", "rate", "burst", "sockets", "subscriptions")
 PAGE = 100
 REMOVE_SECONDS = 3600.0
 """For the deletion of a tenant's mail."""
+USE = TenantUse.columns("mailboxes", "messages", "bytes", "sockets", "subscriptions", "rate")
 
 app = CommandGroup(help="Add, list, change and remove tenants while the service runs.", no_args_is_help=True)
 user_app = CommandGroup(help="Add and remove a tenant's users.", no_args_is_help=True)
@@ -91,9 +93,8 @@ def list_(options: CommandOptions) -> None:
         answer = options.ask("tenant-list", after=tenants[-1]["name"] if tenants else "", limit=PAGE)
         tenants += answer["tenants"]
         more = answer["more"]
-    columns = ("tenant", "from", "users", "tokens", "mailboxes#", "messages#", "bytes#", "sockets#", "subscriptions#")
-    rows = [tuple(_row(tenant)) for tenant in tenants]
-    options.print_rows({"tenants": tenants}, (*columns, "rate#"), rows, "no tenants")
+    headings = [column.heading for column in (*TenantView.columns("name", "origin", "users", "tokens"), *USE)]
+    options.print_rows({"tenants": tenants}, headings, [tuple(_row(tenant)) for tenant in tenants], "no tenants")
 
 
 def _row(tenant: Mapping[str, Any]) -> Iterator[str]:
@@ -102,9 +103,9 @@ def _row(tenant: Mapping[str, Any]) -> Iterator[str]:
     yield tenant["origin"]
     yield ", ".join([*(user["name"] for user in tenant["users"]), *tenant["accounts"]])
     yield ", ".join(token["name"] or "(a token)" for token in tenant["tokens"])
-    for name in ("mailboxes", "messages", "bytes", "sockets", "subscriptions"):
-        show = format_bytes if name == "bytes" else str
-        yield show(use[name]) + (f" of {show(quotas[name])}" if quotas[name] else "")
+    for column in USE[:-1]:
+        limit = quotas[column.field]
+        yield output.cell(use, column) + (f" of {output.cell(quotas, column)}" if limit else "")
     yield f"{quotas['rate']}/s" if quotas["rate"] else ""
 
 

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import orjson
@@ -15,12 +16,10 @@ from mediator.mailboxes.bounds import DAY
 from mediator.mailboxes.events import Event, EventType
 from mediator.mailboxes.session import Table
 from mediator.operate.operations import (
-    COUNT,
     FLAG,
     REDACTED,
     RIGHT,
     TEXT,
-    TIME,
     Actor,
     Answer,
     Operation,
@@ -38,9 +37,9 @@ from mediator.operate.operations import (
     read_optional_number,
     read_optional_time,
     read_text,
-    table,
     whole,
 )
+from mediator.operate.records import AuditEntry
 from mediator.store.base import Transaction
 
 KEPT = 100_000
@@ -78,12 +77,12 @@ class AuditTable(Table):
         sql = "UPDATE audit_log SET times = times + 1, last_at = ? WHERE no = ? RETURNING no"
         return self._session.first(sql, (at, no)) is not None
 
-    def newest(self, wanted: Mapping[str, Any], limit: int) -> list[dict[str, Any]]:
+    def newest(self, wanted: Mapping[str, Any], limit: int) -> list[AuditEntry]:
         """Return entries that meet all conditions, such as ``{"no < ?": 7}``, the newest first."""
-        names = ["no", "at", "instance", "actor", "via", "operation", "tenant", "fields", "result", "times", "last_at"]
+        names = [field.name for field in fields(AuditEntry)]
         where = " AND ".join(["no > 0", *wanted])
         sql = f"SELECT {', '.join(names)} FROM audit_log WHERE {where} ORDER BY no DESC LIMIT ?"
-        return [dict(zip(names, row, strict=True)) for row in self._execute(sql, (*wanted.values(), limit))]
+        return [_entry(**dict(zip(names, row, strict=True))) for row in self._execute(sql, (*wanted.values(), limit))]
 
     def forget(self, until: int, limit: int) -> int:
         """Remove at most ``limit`` entries that are older than a time; return how many."""
@@ -92,6 +91,10 @@ class AuditTable(Table):
         if old:
             self._execute("DELETE FROM audit_log WHERE no <= ?", (old[-1],))
         return len(old)
+
+
+def _entry(*, at: int, fields: str, last_at: int | None, **others: Any) -> AuditEntry:
+    return AuditEntry(at=at, fields=orjson.loads(fields), last_at=last_at or at, **others)
 
 
 class OldAudits(CleanupStep):
@@ -106,21 +109,6 @@ class OldAudits(CleanupStep):
         """Forget at most ``limit`` entries."""
         count = tx.table(AuditTable).forget(now - self._keep, limit)
         return SliceResult(count, count >= limit, {self.name: count})
-
-
-_ENTRY = obj(
-    no=COUNT,
-    at=TIME,
-    instance=TEXT,
-    actor=TEXT,
-    via=TEXT,
-    operation=TEXT,
-    tenant=TEXT,
-    fields=table({}),
-    result=about(TEXT, "`ok`, or the code of the error."),
-    times=about(COUNT, "How often; what was refused or failed is counted in one entry a day."),
-    last_at=about(TIME, "When it was repeated last, in Unix seconds."),
-)
 
 
 _Act = tuple[str, str, str, str, str, str]
@@ -179,7 +167,7 @@ class AuditLog:
         "audit-list",
         Right.READ,
         "What operators changed, and which payloads they read, the newest first",
-        obj(entries=many(_ENTRY), more=FLAG),
+        obj(entries=many(AuditEntry.schema()), more=FLAG),
         fields={
             "before": or_null(whole("Entries older than this one.", 0, 2**63 - 1)),
             "actor": about(TEXT, "Of this operator alone."),
@@ -203,12 +191,7 @@ class AuditLog:
         }
         wanted = {condition: value for condition, value in asked.items() if value is not None}
         found = await self._broker.read(lambda tx, _now: tx.table(AuditTable).newest(wanted, limit + 1))
-        return {"entries": [_entry(one) for one in found[:limit]], "more": len(found) > limit}
-
-
-def _entry(row: dict[str, Any]) -> Answer:
-    times = {"at": row["at"] / 1000, "last_at": (row["last_at"] or row["at"]) / 1000}
-    return {**row, **times, "fields": orjson.loads(row["fields"])}
+        return {"entries": [one.to_json() for one in found[:limit]], "more": len(found) > limit}
 
 
 def _kept(operation: Operation, request: OperationRequest) -> dict[str, Any]:

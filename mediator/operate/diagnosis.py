@@ -1,8 +1,9 @@
 """The state of one mailbox for operators, and why it is stuck, in sentences an operator can act on."""
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from mediator.mailboxes.address import RESERVED
 from mediator.mailboxes.bounds import DAY, Bounds, Quota
@@ -13,7 +14,15 @@ from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.mailbox import Kind, Mailbox, Retention
 from mediator.mailboxes.message import Handle, Usage
 from mediator.mailboxes.sending import NO_HOOKS, KindHooks
-from mediator.operate.records import DelayedMessages, GroupView, LaneView, MailboxSummary, MailboxView, OldestMessage
+from mediator.operate.records import (
+    DelayedUsage,
+    GroupView,
+    LaneView,
+    MailboxSummary,
+    MailboxView,
+    OldestMessage,
+    Record,
+)
 from mediator.operate.units import format_bytes, format_count, format_duration, format_time
 from mediator.store.base import Transaction
 
@@ -46,16 +55,12 @@ class Inspection:
 
 def summarize(mailbox: Mailbox) -> MailboxSummary:
     """Return what lists show of a mailbox."""
-    return MailboxSummary(
-        mail_address=mailbox.address,
-        tenant=mailbox.tenant,
-        number=mailbox.no,
-        messages=mailbox.messages,
-        bytes=mailbox.bytes,
-        newest_at=mailbox.last_at or None,
-        expire_at=mailbox.expire_at,
-        retention=mailbox.retention.value,
-    )
+    return MailboxSummary.of(mailbox, **_renamed(mailbox))
+
+
+def _renamed(mailbox: Mailbox) -> dict[str, Any]:
+    """Return the fields of a record whose names are not those of the mailbox."""
+    return {"mail_address": mailbox.address, "number": mailbox.no, "newest_at": mailbox.last_at or None}
 
 
 def inspect_mailbox(
@@ -81,22 +86,17 @@ def inspect_mailbox(
     ends = _ends(tx, mailbox, oldest, now)
     delayed = tx.delays.usage(mailbox, now)
     groups = tx.groups.of(mailbox, GROUPS)
-    view = MailboxView(
-        **asdict(summarize(mailbox)),
+    view = MailboxView.of(
+        mailbox,
+        **_renamed(mailbox),
         send_address="" if mailbox.address in RESERVED else tx.mailboxes.send_only(mailbox),
-        created_at=mailbox.created_at,
-        desc=mailbox.desc,
-        tags=mailbox.tags,
-        public=mailbox.public,
-        archive=mailbox.archive,
         ack_wait_ms=mailbox.ack_wait,
         default_ack_wait_ms=bounds.default_ack_wait,
         connection=hooks[mailbox.kind].find_holder(tx, mailbox) if mailbox.kind in hooks else None,
-        next_id=mailbox.next_id,
         oldest=OldestMessage(oldest[0].msg_id, oldest[0].created_at) if oldest else None,
         counted=len(first),
         lanes=[_lane(lane, oldest) for lane in LANES],
-        delayed=DelayedMessages(delayed.messages, delayed.bytes, _next_due(tx, mailbox, delayed)),
+        delayed=DelayedUsage(delayed.messages, delayed.bytes, _next_due(tx, mailbox, delayed)),
         group_count=tx.groups.count(mailbox),
         groups=[_group_view(tx, mailbox, group, window, now) for group in groups],
     )
@@ -120,9 +120,7 @@ class _Window:
 
 def _lane(lane: Lane, oldest: Iterable[Handle]) -> LaneView:
     mine = [handle for handle in oldest if handle.lane is lane]
-    return LaneView(
-        lane.name.lower(), len(mine), mine[0].msg_id if mine else None, mine[0].created_at if mine else None
-    )
+    return LaneView(lane, len(mine), mine[0].msg_id if mine else None, mine[0].created_at if mine else None)
 
 
 def _ends(tx: Transaction, mailbox: Mailbox, oldest: Sequence[Handle], now: int) -> list[int]:
@@ -182,7 +180,7 @@ class Level(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Record):
     """A finding of the doctor, and what to do about it."""
 
     level: Level

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Final
 
 from mediator.broker import Broker
@@ -12,11 +12,10 @@ from mediator.errors import BadRequestError
 from mediator.mailboxes.address import DEFAULT_TENANT, NUMBERED, finds_address, parse_address, redact
 from mediator.mailboxes.bounds import MAX_ACK_WAIT, MIN_ACK_WAIT
 from mediator.mailboxes.mailbox import Mailbox, MailboxRow
-from mediator.operate.diagnosis import Inspection, diagnose, inspect_mailbox, summarize
+from mediator.operate.diagnosis import Finding, Inspection, diagnose, inspect_mailbox, summarize
 from mediator.operate.operations import (
     ADDRESS,
     COUNT,
-    FINDINGS,
     FLAG,
     PLACE,
     TEXT,
@@ -141,12 +140,19 @@ class MailboxOperations:
         return {"mail_address": address, "deleted": True}
 
     @operation(
-        "doctor", Right.READ, "Why a mailbox is stuck", obj(findings=FINDINGS), fields=PLACE, path=f"{_PATH}/doctor"
+        "doctor",
+        Right.READ,
+        "Why a mailbox is stuck",
+        obj(findings=many(Finding.schema())),
+        fields=PLACE,
+        path=f"{_PATH}/doctor",
     )
     async def _doctor(self, request: OperationRequest) -> Answer:
         found = await self._look(request)
         named = show_secret(found.mailbox.address, Right.READ_PAYLOAD)
-        return {"findings": [asdict(one) for one in diagnose(found, named, self._broker.bounds, self._broker.clock())]}
+        return {
+            "findings": [one.to_json() for one in diagnose(found, named, self._broker.bounds, self._broker.clock())]
+        }
 
 
 def read_place(request: OperationRequest) -> tuple[str, str]:
@@ -163,11 +169,6 @@ async def find_address(broker: Broker, tenant: str, number: int) -> str | None:
         return mailbox.address or None if mailbox is not None and known else None
 
     return await broker.read(look)
-
-
-def seconds(at: int | None) -> float | None:
-    """Return milliseconds since the epoch as Unix seconds."""
-    return None if at is None else at / 1000
 
 
 def _page_end(tx: Transaction, tenant: str, last: str, *, whole: bool) -> str:
@@ -308,16 +309,5 @@ def _rates(question: _Question) -> dict[int, float]:
 
 
 def _rank(row: MailboxRow, rate: float | None) -> RankedMailbox:
-    return RankedMailbox(
-        mail_address=row.address,
-        tenant=row.tenant,
-        number=row.no,
-        kind=row.kind.value,
-        retention=row.retention.value,
-        messages=row.messages,
-        bytes=row.bytes,
-        newest_at=row.last_at or None,
-        oldest_at=row.oldest_at,
-        expire_at=row.expire_at,
-        rate=rate,
-    )
+    renamed = {"mail_address": row.address, "number": row.no, "newest_at": row.last_at or None}
+    return RankedMailbox.of(row, **renamed, rate=rate)

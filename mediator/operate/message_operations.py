@@ -1,9 +1,7 @@
 """Operations on messages of a mailbox: list, show, send, remove them; list, redrive and drop dead ones (F7)."""
 
-import base64
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any
 
 from mediator.broker import Broker
 from mediator.errors import BadRequestError, NoSuchMessageError
@@ -15,7 +13,7 @@ from mediator.mailboxes.message import DelayedRow, Draft, Filter, Message
 from mediator.mailboxes.querying import Query
 from mediator.mailboxes.sending import Send
 from mediator.mailboxes.settling import DEAD_SLICE, Dead
-from mediator.operate.mailbox_operations import read_place, seconds
+from mediator.operate.mailbox_operations import read_place
 from mediator.operate.operations import (
     ADDRESS,
     COUNT,
@@ -24,12 +22,9 @@ from mediator.operate.operations import (
     LANE,
     PLACE,
     TEXT,
-    TEXTS,
-    TIME,
     Answer,
     OperationRequest,
     Right,
-    Schema,
     about,
     limit,
     many,
@@ -44,6 +39,7 @@ from mediator.operate.operations import (
     table,
     whole,
 )
+from mediator.operate.records import PAYLOAD_START, DeadMessage, DelayedMessage, MessageSummary, MessageView
 from mediator.store.base import Transaction
 
 MAX_LISTED = 1000
@@ -59,41 +55,15 @@ FREQUENT = 5
 _MAX_ID = 2**63 - 1
 _ANY = "any"
 
-_HEAD: dict[str, Schema] = {
-    "msg_id": COUNT,
-    "lane": LANE,
-    "created_at": TIME,
-    "sent_at": TIME,
-    "expire_at": or_null(TIME),
-    "size": about(COUNT, "Bytes with all that travels with the payload."),
-}
-_NAMES: dict[str, Schema] = {"key": or_null(TEXT), "tags": TEXTS, "recipient": or_null(TEXT)}
-_SENDERS: dict[str, Schema] = {
-    **_NAMES,
-    "headers": table(TEXT),
-    "dedup_id": or_null(TEXT),
-    "reply_to": or_null(TEXT),
-    "payload": about(TEXT, "In base64."),
-}
-"""What only its sender can have written."""
 _FREQUENT = many(obj(name=TEXT, messages=COUNT))
 
 _PATH = "/mailboxes/{mail_address}/messages"
 _ONE = {**PLACE, "msg_id": whole("The number of a message.", 0, _MAX_ID)}
-PAYLOAD_START = 200
 DEAD_BUDGET = 32 << 20
 """Bytes of dead messages read for one list; the answer has only the beginning of each."""
 
 _GROUP, _DEAD_PATH = {**PLACE, "group_name": GROUP_NAME}, "/mailboxes/{mail_address}/dead"
 _SOME = {**_GROUP, "msg_ids": or_null(about(many(COUNT), "These messages; null or absent: all of the group."))}
-_MESSAGE = obj(
-    msg_id=COUNT,
-    lane=LANE,
-    created_at=TIME,
-    deliveries=COUNT,
-    size=COUNT,
-    payload_start=payload(about(TEXT, f"The first {PAYLOAD_START} bytes in base64.")),
-)
 
 
 class MessageOperations:
@@ -107,7 +77,7 @@ class MessageOperations:
         Right.READ,
         "The messages of a mailbox without payloads, the newest first",
         obj(
-            messages=many(obj(**_HEAD, **{name: payload(schema) for name, schema in _NAMES.items()})),
+            messages=many(MessageSummary.schema()),
             next=or_null(COUNT),
             looked_at=about(COUNT, "How many messages were read to find these."),
             lanes=about(table(COUNT), "How many of those are in each lane."),
@@ -150,7 +120,7 @@ class MessageOperations:
         cut = len(found) > limit or (more and len(found) == limit)
         following = found[limit - 1].msg_id if cut else seen[-1].msg_id if more else None
         return {
-            "messages": [_listed(message) for message in found[:limit]],
+            "messages": [MessageSummary.of(message).to_json() for message in found[:limit]],
             "next": following,
             "looked_at": len(seen),
             "lanes": {lane.name.lower(): sum(message.lane is lane for message in seen) for lane in LANES},
@@ -163,7 +133,7 @@ class MessageOperations:
         "message-show",
         Right.READ_PAYLOAD,
         "One message with its payload; who reads it stands in the audit log",
-        obj(**_HEAD, **{name: payload(schema) for name, schema in _SENDERS.items()}),
+        MessageView.schema(),
         fields=_ONE,
         path=f"{_PATH}/{{msg_id}}",
     )
@@ -174,14 +144,7 @@ class MessageOperations:
         found = await self._broker.query(question) if msg_id < _MAX_ID else []
         if not found or found[0].msg_id != msg_id:
             raise NoSuchMessageError
-        message = found[0]
-        return {
-            **_listed(message),
-            "headers": dict(message.headers),
-            "dedup_id": message.dedup_id,
-            "reply_to": message.reply_to,
-            "payload": base64.b64encode(message.payload).decode(),
-        }
+        return MessageView.of(found[0]).to_json()
 
     @operation(
         "message-send",
@@ -227,7 +190,7 @@ class MessageOperations:
         Right.READ,
         "Messages that are not yet visible, the first due first",
         obj(
-            messages=many(obj(due_at=TIME, lane=LANE, size=COUNT, sent_at=TIME)),
+            messages=many(DelayedMessage.schema()),
             complete=about(FLAG, f"Whether these are all; at most {MAX_DELAYED} are looked at."),
         ),
         fields={**PLACE, "limit": limit(MAX_LISTED)},
@@ -242,30 +205,8 @@ class MessageOperations:
             return tx.delays.soonest(mailbox, MAX_DELAYED, limit), tx.delays.usage(mailbox, now).messages
 
         found, waiting = await self._broker.read(look)
-        rows = [
-            {
-                "due_at": seconds(each.due_at),
-                "lane": each.lane.name.lower(),
-                "size": each.size,
-                "sent_at": seconds(each.sent_at),
-            }
-            for each in found
-        ]
+        rows = [DelayedMessage.of(each).to_json() for each in found]
         return {"messages": rows, "complete": waiting <= min(limit, MAX_DELAYED)}
-
-
-def _listed(message: Message) -> dict[str, Any]:
-    return {
-        "msg_id": message.msg_id,
-        "lane": message.lane.name.lower(),
-        "created_at": seconds(message.created_at),
-        "sent_at": seconds(message.sent_at),
-        "expire_at": seconds(message.expire_at),
-        "size": message.size,
-        "key": message.key,
-        "tags": list(message.tags),
-        "recipient": message.recipient,
-    }
 
 
 def _frequent(names: Iterable[str | None]) -> list[Answer]:
@@ -283,7 +224,7 @@ class DeadOperations:
         "dead-list",
         Right.READ,
         "The dead messages of a group, newest first",
-        obj(messages=many(_MESSAGE)),
+        obj(messages=many(DeadMessage.schema())),
         fields={**_GROUP, "limit": limit(MAX_FETCH)},
         path=_DEAD_PATH,
     )
@@ -291,7 +232,7 @@ class DeadOperations:
         tenant, address = read_place(request)
         limit = read_number(request, "limit", 1, MAX_FETCH)
         question = Query(tenant, address, limit=limit, budget=DEAD_BUDGET, dead_for=read_text(request, "group_name"))
-        return {"messages": [_dead(message) for message in await self._broker.query(question)]}
+        return {"messages": [_dead(message).to_json() for message in await self._broker.query(question)]}
 
     @operation(
         "dead-redrive",
@@ -330,12 +271,6 @@ class DeadOperations:
         return total
 
 
-def _dead(message: Message) -> Answer:
-    return {
-        "msg_id": message.msg_id,
-        "lane": message.lane.name.lower(),
-        "created_at": seconds(message.created_at),
-        "deliveries": message.deliveries,
-        "size": len(message.payload),
-        "payload_start": base64.b64encode(message.payload[:PAYLOAD_START]).decode(),
-    }
+def _dead(message: Message) -> DeadMessage:
+    payload = message.payload
+    return DeadMessage.of(message, size=len(payload), payload_start=payload[:PAYLOAD_START])

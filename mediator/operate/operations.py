@@ -66,14 +66,6 @@ GROUP_NAME: Schema = {"type": "string", "description": "A consumer group; the de
 PLACE: Mapping[str, Schema] = {"tenant": TENANT, "mail_address": MAIL_ADDRESS}
 """The fields of an operation on one mailbox."""
 LANE: Schema = {"type": "string", "enum": ["critical", "urgent", "normal", "low"]}
-FINDINGS: Schema = {
-    "type": "array",
-    "items": {
-        "type": "object",
-        "properties": {"level": TEXT, "text": TEXT, "advice": TEXT},
-        "required": ["level", "text", "advice"],
-    },
-}
 
 
 class Right(StrEnum):

@@ -5,34 +5,39 @@ A record is a frozen dataclass that derives from :class:`Record`. Its annotation
     @dataclass(frozen=True, slots=True)
     class Parcel(Record):
         mail_address: Address
-        weight: Annotated[Bytes, about("With all that travels along.")]
+        weight: Annotated[int, described("In grams.")]
         sent_at: Annotated[Time | None, Column("sent", absent="not yet")]
 
 Texts, flags and counts (whole numbers from 0) need no more than ``str``, ``bool`` and ``int``. Beside a type may stand
-words of its JSON schema and the :class:`Column` under which commands and pages show it.
+its JSON schema or further words of it, and the :class:`Column` under which commands and pages show it.
 """
 
+import base64
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum, auto
 from types import UnionType
-from typing import Annotated, Any, Final, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Self, Union, get_args, get_origin, get_type_hints
 
+from mediator.mailboxes import lanes, mailbox
 from mediator.operate.operations import (
     ADDRESS,
     ANY,
     COUNT,
     FLAG,
     LANE,
+    RIGHT,
     TEXT,
     TIME,
     Answer,
+    Right,
     Schema,
     many,
     obj,
     or_null,
     table,
 )
+from mediator.tenants.records import QUOTAS
 
 # How a record is described.
 
@@ -45,6 +50,7 @@ class Kind(Enum):
     SIZE = auto()
     TIME = auto()
     RATE = auto()
+    LANE = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +67,7 @@ class Column:
     @property
     def is_number(self) -> bool:
         """Whether its values are aligned as numbers."""
-        return self.kind not in (Kind.TEXT, Kind.TIME)
+        return self.kind in (Kind.NUMBER, Kind.SIZE, Kind.RATE)
 
     @property
     def heading(self) -> str:
@@ -78,11 +84,14 @@ INTERNAL: Final = object()
 """Marks a field that is in no answer."""
 
 Address = Annotated[str, ADDRESS]
-Lane = Annotated[str, LANE]
+Lane = Annotated[lanes.Lane, Kind.LANE]
 Bytes = Annotated[int, Kind.SIZE]
 Time = Annotated[int, Kind.TIME]
 """Milliseconds since the epoch; Unix seconds in answers."""
 Rate = Annotated[float, Kind.RATE]
+Payload = Annotated[bytes, {**TEXT, "description": "In base64."}]
+PAYLOAD: Final[Schema] = {RIGHT: Right.READ_PAYLOAD.value}
+"""Marks what only actors with the right ``read-payload`` see; others' answers lack it."""
 
 Write = Callable[[Any], Any]
 
@@ -96,12 +105,16 @@ class _Field:
     write: Write | None = None
     """Returns the JSON of a value; None: the value is JSON."""
 
+    def to_json(self, value: Any) -> Any:
+        return value if self.write is None or value is None else self.write(value)
+
 
 _PLAIN: Final[Mapping[Any, _Field]] = {
     str: _Field(TEXT, Column()),
     bool: _Field(FLAG, Column()),
     int: _Field(COUNT, Column(kind=Kind.NUMBER)),
     float: _Field({"type": "number"}, Column(kind=Kind.NUMBER)),
+    bytes: _Field(TEXT, Column(), lambda data: base64.b64encode(data).decode()),
     Any: _Field(ANY, Column()),
 }
 
@@ -122,13 +135,15 @@ class Record:
         known = _fields(cls)
         return [replace(known[name].column, title=titles.get(name, known[name].column.title)) for name in names]
 
+    @classmethod
+    def of(cls, source: object, **others: Any) -> Self:
+        """Return a record with the attributes of another object, and ``others`` in place of some of them."""
+        names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
+        return cls(**{name: others[name] if name in others else getattr(source, name) for name in names})
+
     def to_json(self) -> Answer:
         """Return the record as JSON."""
-        found = {}
-        for name, field in _fields(type(self)).items():
-            value = getattr(self, name)
-            found[name] = value if field.write is None or value is None else field.write(value)
-        return found
+        return {name: field.to_json(getattr(self, name)) for name, field in _fields(type(self)).items()}
 
 
 _known: Final[dict[type, Mapping[str, _Field]]] = {}
@@ -159,30 +174,32 @@ def _describe(annotation: Any) -> _Field:
         (some,) = (_describe(each) for each in inner if each is not type(None))
         return replace(some, schema=or_null(some.schema))
     if origin in (list, tuple, Sequence):
-        return _collection(many, _describe(inner[0]), lambda write: lambda items: [write(item) for item in items])
+        item = _describe(inner[0])
+        return _Field(many(item.schema), Column(), lambda items: [item.to_json(each) for each in items])
     if origin in (dict, Mapping):
-        return _collection(
-            table, _describe(inner[1]), lambda write: lambda items: {name: write(item) for name, item in items.items()}
+        item = _describe(inner[1])
+        return _Field(
+            table(item.schema), Column(), lambda items: {name: item.to_json(each) for name, each in items.items()}
         )
     if annotation in _PLAIN:
         return _PLAIN[annotation]
+    if issubclass(annotation, Enum):
+        return _Field(TEXT, Column(), lambda word: word.value)
     assert issubclass(annotation, Record), f"no field of a record is {annotation}"
     return _Field(annotation.schema(), Column(), annotation.to_json)
-
-
-def _collection(kind: Callable[[Schema], Schema], item: _Field, write_all: Callable[[Write], Write]) -> _Field:
-    return _Field(kind(item.schema), Column(), write_all(item.write) if item.write is not None else None)
 
 
 def _refine(field: _Field, word: Any) -> _Field:
     """Return what a word beside a type makes of a field."""
     if word is Kind.TIME:
         return _Field(TIME, replace(field.column, kind=word), lambda at: at / 1000)
+    if word is Kind.LANE:
+        return _Field(LANE, replace(field.column, kind=word), lambda lane: lane.name.lower())
     if isinstance(word, Kind):
         return replace(field, column=replace(field.column, kind=word))
     if isinstance(word, Column):
         return replace(field, column=replace(word, kind=field.column.kind))
-    return replace(field, schema={**field.schema, **word})
+    return replace(field, schema=word if "type" in word else {**field.schema, **word})
 
 
 # Mailboxes, their lanes and their groups.
@@ -199,7 +216,7 @@ class MailboxSummary(Record):
     bytes: Annotated[Bytes, Column("size")]
     newest_at: Time | None
     expire_at: Annotated[Time | None, Column("expires", absent="never")]
-    retention: str
+    retention: mailbox.Retention
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,8 +226,8 @@ class RankedMailbox(Record):
     mail_address: Annotated[Address, Column("address")]
     tenant: str
     number: int
-    kind: str
-    retention: str
+    kind: mailbox.Kind
+    retention: mailbox.Retention
     messages: int
     bytes: Annotated[Bytes, Column("size")]
     newest_at: Time | None
@@ -238,7 +255,7 @@ class OldestMessage(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class DelayedMessages(Record):
+class DelayedUsage(Record):
     """How much of a mailbox is delayed."""
 
     messages: int
@@ -298,6 +315,132 @@ class MailboxView(MailboxSummary):
     counted: int
     """How many of the oldest messages ``lanes`` counts."""
     lanes: Sequence[LaneView]
-    delayed: DelayedMessages
+    delayed: DelayedUsage
     group_count: int
     groups: Sequence[GroupView]
+
+
+# Messages.
+
+
+@dataclass(frozen=True, slots=True)
+class MessageSummary(Record):
+    """A message without its payload."""
+
+    msg_id: int
+    lane: Lane
+    created_at: Time
+    sent_at: Time
+    expire_at: Time | None
+    size: Annotated[int, described("Bytes with all that travels with the payload.")]
+    key: Annotated[str | None, PAYLOAD]
+    tags: Annotated[Sequence[str], PAYLOAD]
+    recipient: Annotated[str | None, PAYLOAD]
+
+
+@dataclass(frozen=True, slots=True)
+class MessageView(MessageSummary):
+    """A message with all that its sender wrote."""
+
+    headers: Annotated[Mapping[str, str], PAYLOAD]
+    dedup_id: Annotated[str | None, PAYLOAD]
+    reply_to: Annotated[str | None, PAYLOAD]
+    payload: Annotated[Payload, PAYLOAD]
+
+
+@dataclass(frozen=True, slots=True)
+class DelayedMessage(Record):
+    """A message that is not yet visible."""
+
+    due_at: Time
+    lane: Lane
+    size: int
+    sent_at: Time
+
+
+PAYLOAD_START: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class DeadMessage(Record):
+    """A message that was delivered as often as it may be."""
+
+    msg_id: Annotated[int, Column("id")]
+    lane: Lane
+    created_at: Time
+    deliveries: int
+    size: int
+    payload_start: Annotated[
+        bytes, described(f"The first {PAYLOAD_START} bytes in base64."), PAYLOAD, Column("payload")
+    ]
+
+
+# Tenants.
+
+
+@dataclass(frozen=True, slots=True)
+class TenantUserView(Record):
+    """A user who may connect."""
+
+    name: str
+    nkey: str | None
+    previous_until: Time | None
+
+
+@dataclass(frozen=True, slots=True)
+class TenantTokenView(Record):
+    """An API token; one of the settings has no name."""
+
+    name: str | None
+    expires_at: Time | None
+
+
+@dataclass(frozen=True, slots=True)
+class TenantUse(Record):
+    """What a tenant takes of its quotas."""
+
+    mailboxes: int
+    messages: int
+    bytes: Bytes
+    sockets: int
+    subscriptions: int
+    rate: Annotated[Rate | None, described("Messages a second lately; null: not limited, or not known yet.")]
+
+
+QUOTA_SCHEMA: Final[Schema] = {"type": "object", "properties": {quota: or_null(COUNT) for quota in QUOTAS}}
+
+
+@dataclass(frozen=True, slots=True)
+class TenantView(Record):
+    """A tenant with its quotas and use."""
+
+    name: Annotated[str, Column("tenant")]
+    origin: Annotated[str, described("`settings`, `database`, or `removed` while mail of it is left."), Column("from")]
+    users: Sequence[TenantUserView]
+    tokens: Sequence[TenantTokenView]
+    accounts: Sequence[str]
+    quotas: Annotated[Mapping[str, int | None], QUOTA_SCHEMA, described("What it may take; null is without a limit.")]
+    own_quotas: Annotated[
+        Mapping[str, int], described("Those of its own; the others are as for all. 0 is without a limit.")
+    ]
+    use: TenantUse
+
+
+# What happened.
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry(Record):
+    """What an operator did, once or several times."""
+
+    no: int
+    at: Annotated[Time, Column("time")]
+    instance: str
+    actor: str
+    via: str
+    operation: str
+    tenant: str
+    fields: Annotated[Mapping[str, Any], Column("about")]
+    result: Annotated[str, described("`ok`, or the code of the error.")]
+    times: Annotated[int, described("How often; what was refused or failed is counted in one entry a day.")]
+    last_at: Annotated[Time, described("When it was repeated last, in Unix seconds.")]

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from mediator.broker import Broker, wall_clock
@@ -13,7 +14,6 @@ from mediator.operate.operations import (
     FLAG,
     TEXT,
     TEXTS,
-    TIME,
     Answer,
     OperationRequest,
     Right,
@@ -21,11 +21,11 @@ from mediator.operate.operations import (
     many,
     obj,
     operation,
-    or_null,
     read_number,
     read_text,
     table,
 )
+from mediator.operate.records import Record, Time
 from mediator.operate.runs import (
     KEPT,
     MAX_ARGUMENTS,
@@ -47,17 +47,6 @@ from mediator.store.base import Store
 
 SCHEDULED: Mapping[str, str | None] = {"ingest": None, "archive": None, "report": "ingest"}
 """The commands that the service runs itself, in this order, each with the command it depends on."""
-_RUN = obj(
-    run=COUNT,
-    command=TEXT,
-    arguments=TEXTS,
-    instance=TEXT,
-    started_at=TIME,
-    ended_at=or_null(TIME),
-    outcome=TEXT,
-    numbers=table({"type": "number"}),
-    error=TEXT,
-)
 _MAX_NUMBER = 2**63 - 1
 _ENDS = {outcome.value: outcome for outcome in Outcome if outcome is not Outcome.RUNNING}
 
@@ -114,19 +103,31 @@ def mark_killed(runs: Sequence[Run], instance: str) -> list[Run]:
     return resolve_outcomes(runs, lambda run: is_gone(run.process, ours=run.instance == instance))
 
 
-def describe_run(run: Run) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class RunView(Record):
+    """A run of the pipeline."""
+
+    run: int
+    command: str
+    arguments: Sequence[str]
+    instance: str
+    started_at: Time
+    ended_at: Time | None
+    outcome: Outcome
+    numbers: Mapping[str, float]
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunLog(RunView):
+    """A run with the end of its output."""
+
+    log: Sequence[str]
+
+
+def describe_run(run: Run) -> Answer:
     """Return a run as in answers of the service; times are Unix seconds."""
-    return {
-        "run": run.no,
-        "command": run.command,
-        "arguments": list(run.arguments),
-        "instance": run.instance,
-        "started_at": run.started_at / 1000,
-        "ended_at": None if run.ended_at is None else run.ended_at / 1000,
-        "outcome": run.outcome.value,
-        "numbers": dict(run.numbers),
-        "error": run.error,
-    }
+    return RunView.of(run, run=run.no).to_json()
 
 
 class RunHistoryClient:
@@ -239,7 +240,7 @@ class RunOperations:
         "run-list",
         Right.READ,
         "The newest runs of the pipeline",
-        obj(runs=many(_RUN)),
+        obj(runs=many(RunView.schema())),
         fields={"limit": limit(KEPT)},
         path="/runs",
     )
@@ -250,7 +251,7 @@ class RunOperations:
         "run-show",
         Right.READ,
         "A run of the pipeline, with the end of its output if the service began it and it failed",
-        obj(**_RUN["properties"], log=TEXTS),
+        RunLog.schema(),
         fields={"run": COUNT},
         required=("run",),
         path="/runs/{run}",
@@ -260,7 +261,7 @@ class RunOperations:
         if found is None:
             raise NoSuchRunError
         run, log = found
-        return {**describe_run(run), "log": log.splitlines()}
+        return RunLog.of(run, run=run.no, log=log.splitlines()).to_json()
 
 
 def _fine(runs: list[Run], instance: str) -> Finding:

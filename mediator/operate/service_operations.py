@@ -5,7 +5,6 @@ import os
 import shutil
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -24,7 +23,6 @@ from mediator.operate.diagnosis import DoctorCheck, Finding, Level
 from mediator.operate.operations import (
     ANY,
     COUNT,
-    FINDINGS,
     FLAG,
     LOGIN,
     TEXT,
@@ -229,7 +227,7 @@ class ServiceOperations:
         "installation",
         Right.READ,
         "What the doctor finds about the service",
-        obj(findings=FINDINGS),
+        obj(findings=many(Finding.schema())),
         fields={"quick": about(FLAG, "Leave out what reads the whole database.")},
         path="/doctor",
     )
@@ -355,7 +353,7 @@ def _readiness(report: HealthReport) -> Iterator[Finding]:
 
 
 def _dicts(findings: list[Finding]) -> list[dict[str, str]]:
-    return [asdict(finding) for finding in findings]
+    return [finding.to_json() for finding in findings]
 
 
 class SettingsOperations:

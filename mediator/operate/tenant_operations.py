@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import bcrypt
@@ -15,7 +15,6 @@ from mediator.operate.operations import (
     FLAG,
     TEXT,
     TEXTS,
-    TIME,
     Answer,
     OperationRequest,
     Right,
@@ -31,6 +30,7 @@ from mediator.operate.operations import (
     table,
     whole,
 )
+from mediator.operate.records import QUOTA_SCHEMA, TenantTokenView, TenantUse, TenantUserView, TenantView
 from mediator.settings.settings import Settings
 from mediator.store.base import Transaction
 from mediator.tenants import rules
@@ -54,22 +54,8 @@ Change = Callable[[KeptTenants, Tenant, int], Tenant]
 
 _NAME, _USER = {"tenant": about(TEXT, "The tenant.")}, {"user": about(TEXT, "The user.")}
 _TOKEN, _SOME = {"token": about(TEXT, "What the token is called.")}, about(TEXTS, "Names.")
-_QUOTAS = {"type": "object", "properties": {quota: or_null(COUNT) for quota in QUOTAS}}
 _SECRET = {"tenant": TEXT, "passwords": once(table(TEXT)), "tokens": once(table(TEXT))}
 _EXTERNAL = about(FLAG, "Whether the NATS server is your own, whose accounts are the tenants.")
-_SHOWN = {
-    "name": TEXT,
-    "origin": about(TEXT, "`settings`, `database`, or `removed` while mail of it is left."),
-    "users": many(obj(name=TEXT, nkey=or_null(TEXT), previous_until=or_null(TIME))),
-    "tokens": many(obj(name=or_null(TEXT), expires_at=or_null(TIME))),
-    "accounts": TEXTS,
-    "quotas": about(_QUOTAS, "What it may take; null is without a limit."),
-    "own_quotas": about(table(COUNT), "Those of its own; the others are as for all. 0 is without a limit."),
-    "use": obj(
-        **dict.fromkeys(("mailboxes", "messages", "bytes", "sockets", "subscriptions"), COUNT),
-        rate=about(or_null({"type": "number"}), "Messages a second lately; null: not limited, or not known yet."),
-    ),
-}
 _GRACE = whole("Milliseconds for which the present ones stay valid.", 0, rules.MAX_GRACE, default=0)
 
 
@@ -90,7 +76,7 @@ class TenantOperations:
         "tenant-list",
         Right.READ,
         "Tenants with their quotas and use",
-        obj(tenants=many(obj(**_SHOWN)), more=FLAG, external=_EXTERNAL),
+        obj(tenants=many(TenantView.schema()), more=FLAG, external=_EXTERNAL),
         fields={
             "prefix": about(TEXT, "Names that begin so."),
             "after": about(TEXT, "Begin behind this name."),
@@ -105,16 +91,16 @@ class TenantOperations:
         def look(tx: Transaction, now: int) -> Answer:
             known = {*directory.names, *directory.removed}
             asked = sorted(name for name in known if name > after and name.startswith(prefix))
-            found: list[Answer] = []
+            found: list[TenantView] = []
             room, more = MAX_ENTRIES, False
             for name in asked:
                 if directory.is_removed(name) and not tx.mailboxes.held(name, 1):
                     continue
                 if more := len(found) == most or room <= 0:
                     break
-                found.append(self._shown(tx, name, now))
-                room -= sum(len(found[-1][kind]) for kind in ("users", "tokens", "accounts"))
-            return {"tenants": found, "more": more, "external": self._external}
+                found.append(one := self._look_at(tx, name, now))
+                room -= len(one.users) + len(one.tokens) + len(one.accounts)
+            return {"tenants": [one.to_json() for one in found], "more": more, "external": self._external}
 
         return await self._broker.read(look)
 
@@ -122,7 +108,7 @@ class TenantOperations:
         "tenant-show",
         Right.READ,
         "One tenant with its users, API tokens, quotas and use",
-        obj(**_SHOWN, external=_EXTERNAL),
+        obj(**TenantView.schema()["properties"], external=_EXTERNAL),
         fields=_NAME,
         path="/tenants/{tenant}",
     )
@@ -134,7 +120,7 @@ class TenantOperations:
                 self._directory.is_removed(name) and tx.mailboxes.held(name, 1)
             ):
                 raise NoSuchTenantError(name)
-            return {**self._shown(tx, name, now), "external": self._external}
+            return {**self._look_at(tx, name, now).to_json(), "external": self._external}
 
         return await self._broker.read(look)
 
@@ -156,50 +142,43 @@ class TenantOperations:
         at, before = looks[0]
         return (sent - before) / (now - at) if now - at >= MIN_RATE_SECONDS and sent >= before else None
 
-    def _shown(self, tx: Transaction, name: str, now: int) -> Answer:
+    def _look_at(self, tx: Transaction, name: str, now: int) -> TenantView:
         directory, usage = self._directory, tx.mailboxes.usage(name)
         kept, configured = directory.living.get(name), self._settings.tenants.get(name)
-        users: list[Answer] = []
-        tokens: list[Answer] = []
-        accounts: Iterable[str] = ()
-        own: dict[str, int] = {}
+        users: list[TenantUserView] = []
+        tokens: list[TenantTokenView] = []
+        accounts: Sequence[str] = ()
+        own: Mapping[str, int] = {}
         if kept is not None:
             users = [
-                {
-                    "name": user.name,
-                    "nkey": user.nkey,
-                    "previous_until": user.previous_until / 1000 if user.previous_until > now else None,
-                }
+                TenantUserView.of(user, previous_until=user.previous_until if user.previous_until > now else None)
                 for user in kept.users
             ]
-            tokens = [
-                {"name": token.name, "expires_at": None if token.expires_at is None else token.expires_at / 1000}
-                for token in kept.tokens
-                if token.expires_at is None or token.expires_at > now
-            ]
-            accounts, own = kept.accounts, dict(kept.quotas)
+            living = [token for token in kept.tokens if token.expires_at is None or token.expires_at > now]
+            tokens = [TenantTokenView.of(token) for token in living]
+            accounts, own = kept.accounts, kept.quotas
         elif configured is not None:
-            users = [{"name": user.name, "nkey": user.nkey, "previous_until": None} for user in configured.users]
-            tokens = [{"name": None, "expires_at": None} for _ in configured.api_tokens]
+            users = [TenantUserView.of(user, previous_until=None) for user in configured.users]
+            tokens = [TenantTokenView(None, None) for _ in configured.api_tokens]
             accounts, own = configured.accounts, configured.quotas.given
         quota = directory.quota(name)
-        return {
-            "name": name,
-            "origin": "database" if kept else "settings" if name in directory.claims.names else "removed",
-            "users": users,
-            "tokens": tokens,
-            "accounts": list(accounts),
-            "quotas": {one: getattr(quota, one) or None for one in QUOTAS},
-            "own_quotas": own,
-            "use": {
-                "mailboxes": tx.mailboxes.count(name, now),
-                "messages": usage.messages,
-                "bytes": usage.bytes,
-                "sockets": directory.sockets[name],
-                "subscriptions": directory.count_subscriptions(name),
-                "rate": self._rate(name),
-            },
-        }
+        return TenantView(
+            name=name,
+            origin="database" if kept else "settings" if name in directory.claims.names else "removed",
+            users=users,
+            tokens=tokens,
+            accounts=accounts,
+            quotas={one: getattr(quota, one) or None for one in QUOTAS},
+            own_quotas=own,
+            use=TenantUse(
+                mailboxes=tx.mailboxes.count(name, now),
+                messages=usage.messages,
+                bytes=usage.bytes,
+                sockets=directory.sockets[name],
+                subscriptions=directory.count_subscriptions(name),
+                rate=self._rate(name),
+            ),
+        )
 
     # Changing.
 
@@ -222,7 +201,7 @@ class TenantOperations:
             "nkeys": table(TEXT),
             "tokens": _SOME,
             "accounts": _SOME,
-            "quotas": _QUOTAS,
+            "quotas": QUOTA_SCHEMA,
         },
         required=("tenant",),
         method="POST",
@@ -277,7 +256,7 @@ class TenantOperations:
         Right.ADMIN,
         "Set quotas of a tenant, and its accounts of an external NATS server",
         obj(tenant=TEXT, quotas=table(COUNT), accounts=TEXTS),
-        fields={**_NAME, "quotas": _QUOTAS, "accounts": or_null(_SOME)},
+        fields={**_NAME, "quotas": QUOTA_SCHEMA, "accounts": or_null(_SOME)},
         method="PATCH",
         path="/tenants/{tenant}",
     )
