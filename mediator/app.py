@@ -28,6 +28,7 @@ from mediator.gateway.server import open_gateway, open_short_way, public_url, pu
 from mediator.host import Host
 from mediator.http.app import build_app
 from mediator.http.callers import HttpCallers
+from mediator.http.connections import RESERVE
 from mediator.http.health import Health
 from mediator.http.server import HttpServer
 from mediator.journal.writer import JournalWriter
@@ -44,8 +45,7 @@ from mediator.nats.opening import (
 )
 from mediator.nats.protocol import message_limit
 from mediator.nats.verbs import verb_of_part
-from mediator.operate import sessions
-from mediator.operate.access import Access
+from mediator.operate.access import SESSION_LOOK_SECONDS, SESSION_TOPIC, Access, CookieSealer, EndedSessions
 from mediator.operate.activity import PERIOD, TOPIC, Activity
 from mediator.operate.admin_api import AdminApi
 from mediator.operate.audit import AuditLog
@@ -56,18 +56,16 @@ from mediator.operate.forgetting import ForgetOperations, Forgetting
 from mediator.operate.long_tasks import LongTaskOperations, LongTasks
 from mediator.operate.mailbox_operations import MailboxOperations, RankingOperations, find_address
 from mediator.operate.message_operations import DeadOperations, MessageOperations
-from mediator.operate.open_files import fit_service
 from mediator.operate.operations import Actor, Operation, Operations, Right, obj
 from mediator.operate.scheduler import Scheduler
 from mediator.operate.service_operations import ServiceOperations, SettingsOperations, missing_findings
-from mediator.operate.sessions import CookieSealer, EndedSessions
 from mediator.operate.sign_in import SignIn, SignInView
 from mediator.operate.tenant_operations import TenantOperations
 from mediator.parts import cleanup_steps, find_parts
 from mediator.settings.settings import Settings
 from mediator.store.base import Store
 from mediator.store.opening import open_store
-from mediator.system.limits import limit_arenas
+from mediator.system.limits import budget_files, limit_arenas
 from mediator.system.private_files import narrow
 from mediator.tenants.directory import LOOK_SECONDS, TenantDirectory, TenantUpdater
 from mediator.tracing.opening import Instruments, open_tracing
@@ -79,6 +77,8 @@ to get it back."""
 COLLECT_AFTER = (20_000, 50, 50)
 """Thresholds of the garbage collector: requests leave little cyclic garbage."""
 
+_GATEWAY_FILES = "gateway.max_connections"
+_HTTP_FILES = "http_max_connections"
 _SIGNAL = Actor("SIGHUP", frozenset(Right), "signal")
 """Who sends this process a signal."""
 
@@ -105,7 +105,7 @@ async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
     Raises :class:`SetupError`, :class:`StoreHeldError` or :class:`SchemaError` when it cannot start.
     """
     _tune_interpreter()
-    settings = fit_service(settings)
+    settings = _fit_to_open_files(settings)
     parts = find_parts()
     metrics, health = Metrics(), Health()
     async with AsyncExitStack() as stack:
@@ -164,7 +164,7 @@ async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
                     settings,
                     CookieSealer(callers.session_key),
                     callers,
-                    EndedSessions(broker, announcer(sessions.TOPIC)),
+                    EndedSessions(broker, announcer(SESSION_TOPIC)),
                 )
             ),
             console=Console(operations, access),
@@ -350,7 +350,7 @@ async def _serve_operators(
     ended.changed = host.console.streams.end_forbidden
     host.tenants.listen(host.console.streams.end_forbidden)
     await ended.open()
-    host.add_job(ended.look, sessions.LOOK_SECONDS, "sessions that ended")
+    host.add_job(ended.look, SESSION_LOOK_SECONDS, "sessions that ended")
     try:
         yield sign_in
     finally:
@@ -385,6 +385,35 @@ def _make_operations(broker: Broker, journal: JournalWriter, settings: Settings)
         )
     )
     return operations
+
+
+def _fit_to_open_files(settings: Settings) -> Settings:
+    """Return the settings with each door's connections limited to the files that this process may open."""
+    wanted = {_HTTP_FILES: settings.http_max_connections + RESERVE}
+    if settings.gateway.enabled and (settings.nats_url is None or settings.gateway.listen is not None):
+        wanted[_GATEWAY_FILES] = 2 * settings.gateway.max_connections
+    for part, options in settings.part_sections.items():
+        wanted |= {f"{part}.{option}": files for option, files in options.open_files.items()}
+    given = budget_files(wanted)
+    allowed = {
+        **given,
+        _HTTP_FILES: max(1, given.get(_HTTP_FILES, 0) - RESERVE),
+        _GATEWAY_FILES: max(1, given.get(_GATEWAY_FILES, 0) // 2),
+    }
+    changed: dict[str, object] = {}
+    for name, files in given.items():
+        if files == wanted[name]:
+            continue
+        section, _, option = name.rpartition(".")
+        model = getattr(settings, section) if section else settings
+        # Falling short of a default is no reason to warn.
+        say = log.warning if option in model.model_fields_set else log.info
+        say("fewer open files allowed than wanted", option=name, wanted=getattr(model, option), allowed=allowed[name])
+        if section:
+            changed[section] = model.model_copy(update={option: allowed[name]})
+        else:
+            changed[option] = allowed[name]
+    return settings.model_copy(update=changed)
 
 
 async def _examine_journal(journal: JournalWriter) -> list[Finding]:

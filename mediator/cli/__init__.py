@@ -12,7 +12,6 @@ from mediator.cli import (
     bench,
     contexts,
     database,
-    doctor,
     mailboxes,
     mcp,
     messages,
@@ -63,7 +62,7 @@ def build_app() -> CommandGroup:
         messages.app,
         mcp.app,
         bench.app,
-        doctor.app,
+        service.state_app,
         database.verify_app,
         database.forget_app,
     ):
@@ -71,7 +70,7 @@ def build_app() -> CommandGroup:
     app.add_typer(mailboxes.app, name="mailbox")
     app.add_typer(messages.dead_app, name="dead")
     app.add_typer(tenants.app, name="tenant")
-    app.add_typer(doctor.operators_app, name="operators")
+    app.add_typer(service.operators_app, name="operators")
     app.add_typer(contexts.app, name="context")
     for part in find_parts():
         part.add_commands(app)

@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
-from mediator.cli.client import CredentialOptions, TlsOptions
-from mediator.cli.context_files import (
+from mediator.cli.client import (
+    CredentialOptions,
+    TlsOptions,
     add_context,
     context_names,
     contexts,

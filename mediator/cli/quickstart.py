@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from mediator.cli.context_files import NAME, write_private
+from mediator.cli.client import NAME, write_private
 from mediator.cli.options import CommandError, CommandGroup, OutputOptions
 from mediator.endpoint import Endpoint
 from mediator.mailboxes.address import DEFAULT_TENANT

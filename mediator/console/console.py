@@ -15,8 +15,7 @@ from jinja2 import BaseLoader, Environment, FileSystemLoader, PrefixLoader, Stri
 from multidict import MultiMapping
 
 from mediator import __version__
-from mediator.console import formats
-from mediator.console.pages import Page, Shown, Visit
+from mediator.console.pages import FILTERS, Page, Shown, Visit
 from mediator.console.streams import Streams
 from mediator.errors import BadRequestError, MediatorError, NotAllowedError, SetupError
 from mediator.http.app import CODES, extend_time_limit, read_post, wants_html
@@ -121,7 +120,7 @@ class Console:
             lstrip_blocks=True,
             auto_reload=False,
         )
-        self._templates.filters |= formats.FILTERS
+        self._templates.filters |= FILTERS
         self._templates.globals |= {"static": self._assets.url, "version": __version__, "home": HOME}
         # Rendering in a thread costs the event loop at most its share of the interpreter, however long a page is.
         self._renderer = ThreadPoolExecutor(1, thread_name_prefix="console")

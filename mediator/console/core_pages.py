@@ -1,8 +1,12 @@
-"""The pages that the core brings to the console; here those of tenants, audit log, settings, clean-up and checks."""
+"""The pages that the core brings: overview, mailboxes, tenants, audit log, settings, clean-up and checks."""
 
+import asyncio
+import base64
 import json
+import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
@@ -12,15 +16,246 @@ import orjson
 from aiohttp import web
 
 from mediator.broker import Broker
-from mediator.console.console import Console
-from mediator.console.mailboxes import MailboxPages
-from mediator.console.overview import Overview
+from mediator.console.console import HOME, Console
 from mediator.console.pages import Page, Shown, Visit
-from mediator.errors import BadRequestError
-from mediator.operate.activity import Activity
+from mediator.console.streams import COMMENT, WRITE_SECONDS, Broadcast, event
+from mediator.errors import BadRequestError, MediatorError
+from mediator.mailboxes.mailbox import Kind, Retention
+from mediator.operate.activity import LANE_WORDS, PERIOD, Activity, Sample
 from mediator.operate.admin_api import PREFIX
-from mediator.operate.operations import Answer
+from mediator.operate.mailbox_operations import LOOKED_AT, ORDERS, find_address
+from mediator.operate.operations import Actor, Answer, Right, read_numbered
+from mediator.operate.records import RankedMailbox
 from mediator.operate.sign_in import SignInView
+
+FINDINGS_SECONDS: Final = 60.0
+"""Between two looks of the doctor for live pages."""
+_ITSELF: Final = Actor("console", frozenset({Right.READ}), "local")
+"""Reads what all live pages show."""
+PLOTS: Final[Sequence[tuple[str, str, int]]] = (
+    ("In: messages a second", " ".join(f"incoming.{lane}" for lane in LANE_WORDS), 1),
+    ("Out: messages a second delivered", " ".join(f"outgoing.{lane}" for lane in LANE_WORDS), 1),
+    ("Acknowledged: messages a second", " ".join(f"acknowledged.{lane}" for lane in LANE_WORDS), 1),
+    ("Depth: messages stored", "messages", 1),
+    ("Latency of requests, ms", "p99 p50", 1000),
+    ("Requests a second, and those that failed", "failed requests", 1),
+)
+"""Captions, names of the columns of ``activity-history``, and by what they are multiplied."""
+
+
+class Overview:
+    """The page and its live parts, which are rendered once for all who look."""
+
+    def __init__(self, console: Console, activity: Activity) -> None:
+        self._console = console
+        self._live = Broadcast()
+        self._findings: list[Answer] = []
+        self._findings_at = 0.0
+        activity.listener = self._publish
+
+    def pages(self) -> tuple[Page, ...]:
+        """Return the pages."""
+        return (
+            Page("", "Overview", self._show, group="Service", template="overview.html"),
+            Page("/history", "The last hour in numbers", self._history),
+            Page("/history.json", "", self._samples),
+            Page("/live", "", self._follow),
+        )
+
+    async def _show(self, visit: Visit) -> Shown:
+        return {
+            "plots": PLOTS,
+            **_numbers(await visit.run("activity")),
+            "found": (await visit.run("installation", quick=True))["findings"],
+        }
+
+    async def _history(self, visit: Visit) -> Shown:
+        """Show means of each minute: a table of hundreds of rows helps nobody."""
+        columns = (await visit.run("activity-history"))["columns"]
+        per = 60 // PERIOD
+        rows = [
+            {"at": values[-1], **{name: _mean(columns[name][start : start + per]) for name in columns if name != "at"}}
+            for start in range(0, len(columns["at"]), per)
+            if (values := columns["at"][start : start + per])
+        ]
+        return {"rows": rows[::-1], "lanes": LANE_WORDS}
+
+    async def _samples(self, visit: Visit) -> Shown:
+        return web.json_response(body=orjson.dumps(await visit.run("activity-history")))
+
+    async def _follow(self, visit: Visit) -> Shown:
+        return await self._console.streams.serve(visit.request, visit.actor, self._live.follow())
+
+    async def _publish(self, sample: Sample) -> None:
+        if not self._live.followers:
+            return
+        run, now = self._console.operations.run, time.monotonic()
+        try:
+            numbers = _numbers(await run(_ITSELF, "activity", {}))
+            if now - self._findings_at > FINDINGS_SECONDS:
+                self._findings = (await run(_ITSELF, "installation", {"quick": True}))["findings"]
+                self._findings_at = now
+        except (MediatorError, TimeoutError):
+            # The next sample is tried again; until then, pages show the last one.
+            return
+        render = self._console.render
+        self._live.publish(
+            event("facts", await render("console/overview_facts.html", **numbers))
+            + event("numbers", await render("console/overview_numbers.html", **numbers))
+            + event("findings", await render("console/overview_findings.html", found=self._findings))
+            + event("sample", orjson.dumps(dict(sample)).decode())
+        )
+
+
+def _numbers(activity: Answer) -> Mapping[str, Any]:
+    """Return what the page shows of the operation's answer."""
+    own = activity["instances"][0]
+    return {"activity": activity, "own": own, "sample": own["sample"], "lanes": LANE_WORDS}
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    there = [value for value in values if value is not None]
+    return sum(there) / len(there) if there else None
+
+
+DEAD_SHOWN: Final = 100
+SHOWN_BYTES: Final = 256 * 1024
+"""Bytes of a payload that its page shows."""
+FOLLOW_SECONDS: Final = 1.0
+"""At least so long between two events of a page that follows a mailbox, however busy that is."""
+_COLUMNS: Final = RankedMailbox.columns(
+    "messages", "bytes", "oldest_at", "newest_at", "rate", "tenant", "kind", "expire_at"
+)
+_KINDS: Final = {Kind.MEDIATION: "wallet", Kind.LATEST: "latest"}
+_ONE: Final = "/mailboxes/{tenant}/{mail_address}"
+
+
+class MailboxPages:
+    """The pages."""
+
+    def __init__(self, console: Console, broker: Broker) -> None:
+        self._console = console
+        self._broker = broker
+
+    def pages(self) -> tuple[Page, ...]:
+        """Return the pages."""
+        return (
+            Page("/mailboxes", "Mailboxes", self._list, group="Mail"),
+            Page(_ONE, "Mailbox", self._show, template="mailbox.html"),
+            Page(f"{_ONE}/dead/{{group_name}}", "Dead messages", self._dead, template="dead.html"),
+            # Its operation refuses whoever may read no payloads, and audits that.
+            Page(f"{_ONE}/messages/{{msg_id}}", "Message", self._message, template="message.html"),
+            Page(f"{_ONE}/live", "", self._follow),
+        )
+
+    async def _list(self, visit: Visit) -> Shown:
+        order = visit.text("order", "depth")
+        skip = visit.number("skip", 0, 0, LOOKED_AT)
+        asked = {"tenant": visit.text("tenant"), "prefix": visit.text("prefix"), "order": order}
+        found = await visit.run("mailbox-rank", **asked, skip=skip, limit=PER_PAGE)
+        for each in found["mailboxes"]:
+            each["kind"] = _KINDS.get(each["kind"], "queue" if each["retention"] == Retention.UNTIL_ACK else "log")
+        shown = {"asked": asked, "found": found, "columns": _COLUMNS, "skip": skip}
+        return {**shown, "per_page": PER_PAGE, "orders": ORDERS}
+
+    async def _show(self, visit: Visit) -> Shown:
+        place = _place(visit)
+        mailbox = await visit.run("mailbox-show", **place)
+        asked: dict[str, Any] = {}
+        if lane := visit.text("lane"):
+            asked["lane"] = lane
+        if visit.text("before"):
+            asked["before"] = visit.number("before", 0, 0, 2**53)
+        listed = await visit.run("message-list", **place, **asked, limit=PER_PAGE)
+        return {
+            "place": place,
+            "mailbox": mailbox,
+            "found": (await visit.run("doctor", **place))["findings"],
+            "listed": listed,
+            "messages": listed["messages"],
+            "delayed": await visit.run("delayed-list", **place, limit=PER_PAGE),
+            "asked": asked,
+            "lanes": LANE_WORDS,
+            "path": _path(place),
+        }
+
+    async def _dead(self, visit: Visit) -> Shown:
+        place = _place(visit)
+        group = visit.text("group_name")
+        found = await visit.run("dead-list", **place, group_name=group, limit=DEAD_SHOWN)
+        for each in found["messages"]:
+            if "payload_start" in each:
+                each["payload_start"] = base64.b64decode(each["payload_start"]).decode(errors="replace")
+        return {
+            "place": place,
+            "mail_address": (await visit.run("mailbox-show", **place))["mail_address"],
+            "group": group,
+            "messages": found["messages"][::-1],
+            "at_most": DEAD_SHOWN,
+            "path": _path(place),
+        }
+
+    async def _message(self, visit: Visit) -> Shown:
+        place = _place(visit)
+        message = await visit.run("message-show", **place, msg_id=visit.number("msg_id", 0, 0, 2**53))
+        payload = base64.b64decode(message["payload"])
+        beginning = payload[:SHOWN_BYTES]
+        try:
+            shown, binary = beginning.decode(errors="strict" if len(payload) <= SHOWN_BYTES else "ignore"), False
+        except UnicodeDecodeError:
+            shown, binary = beginning.hex(" ", -4), True
+        return {
+            "place": place,
+            "mail_address": (await visit.run("mailbox-show", **place))["mail_address"],
+            "message": message,
+            "payload": shown,
+            "binary": binary,
+            "complete": len(payload) <= SHOWN_BYTES,
+            "path": _path(place),
+        }
+
+    async def _follow(self, visit: Visit) -> Shown:
+        place = _place(visit)
+        await visit.run("mailbox-show", **place)
+        number = read_numbered(place["mail_address"])
+        address = place["mail_address"] if number is None else await find_address(self._broker, place["tenant"], number)
+        # A browser that connects again says by itself what it has seen; before, the page does.
+        seen = visit.request.headers.get("Last-Event-ID") or visit.text("after")
+        after = int(seen) if seen.isascii() and seen.isdigit() and len(seen) < 16 else None
+        events = self._new_messages(visit, place, address or "", after)
+        return await self._console.streams.serve(visit.request, visit.actor, events)
+
+    async def _new_messages(
+        self, visit: Visit, place: dict[str, str], address: str, after: int | None
+    ) -> AsyncIterator[bytes]:
+        """Yield the rows of messages as they come, a second's worth at once and the newest of many."""
+        with self._broker.watching((place["tenant"], address)) as woken:
+            while True:
+                woken.clear()
+                try:
+                    listed = await visit.run("message-list", **place, after=after, limit=PER_PAGE)
+                except MediatorError:
+                    # The mailbox is gone.
+                    return
+                if fresh := listed["messages"]:
+                    after = fresh[0]["msg_id"]
+                    shown = {"messages": fresh, "visit": visit, "place": place, "path": _path(place)}
+                    yield event("messages", await self._console.render("console/messages.html", **shown), after)
+                else:
+                    yield COMMENT
+                await asyncio.sleep(FOLLOW_SECONDS)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(woken.wait(), WRITE_SECONDS)
+
+
+def _place(visit: Visit) -> dict[str, str]:
+    return {"tenant": visit.text("tenant"), "mail_address": visit.text("mail_address")}
+
+
+def _path(place: dict[str, str]) -> str:
+    """Return the path of a mailbox's page; tenants, addresses and numbers need no escapes."""
+    return f"{HOME}/mailboxes/{place['tenant']}/{place['mail_address']}"
+
 
 PER_PAGE: Final = 50
 QUOTAS: Final = (

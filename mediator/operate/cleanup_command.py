@@ -20,9 +20,9 @@ from mediator.cleanup.clock import ClockRecord
 from mediator.cleanup.collector import CleanupStep, Collector
 from mediator.errors import MediatorError, SetupError
 from mediator.mailboxes.bounds import DAY
+from mediator.operate.access import OldEndedSessions
 from mediator.operate.audit import OldAudits
 from mediator.operate.scheduler import PASS_SECONDS
-from mediator.operate.sessions import OldEndedSessions
 from mediator.operate.store_access import ask_or_do, ask_service, open_broker
 from mediator.settings.settings import Settings
 

@@ -7,8 +7,8 @@ import pytest
 
 from mediator.broker import Broker
 from mediator.mailboxes.bounds import Bounds
-from mediator.operate import sessions
-from mediator.operate.sessions import EndedSessions, EndedSessionTable, OldEndedSessions
+from mediator.operate import access
+from mediator.operate.access import EndedSessions, EndedSessionTable, OldEndedSessions
 from mediator.store.base import Store
 from tests.harness.samples import T0
 
@@ -29,7 +29,7 @@ def test_an_ended_session_stays_so_until_its_time_is_over(store: Store, reopen: 
 
 async def test_too_many_end_the_sessions_that_began_first(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     # Whoever signs in and out in a loop brings nobody's copied cookie back.
-    monkeypatch.setattr(sessions, "MAX_ENDED", 5)
+    monkeypatch.setattr(access, "MAX_ENDED", 5)
     broker = Broker(store, Bounds(), clock=lambda: T0)
     first, second = EndedSessions(broker), EndedSessions(broker)
     await first.open()

@@ -15,13 +15,12 @@ from mediator.host import Host
 from mediator.http.app import build_app
 from mediator.http.callers import HttpCallers
 from mediator.http.health import Health
-from mediator.operate.access import Access
+from mediator.operate.access import Access, CookieSealer, EndedSessions
 from mediator.operate.activity import PERIOD, Activity
 from mediator.operate.long_tasks import LongTaskOperations, LongTasks
 from mediator.operate.mailbox_operations import MailboxOperations, RankingOperations
 from mediator.operate.message_operations import DeadOperations, MessageOperations
 from mediator.operate.service_operations import ServiceOperations, SettingsOperations
-from mediator.operate.sessions import CookieSealer, EndedSessions
 from mediator.operate.sign_in import SignIn
 from mediator.operate.tenant_operations import TenantOperations
 from mediator.tenants.directory import TenantDirectory, TenantUpdater

@@ -756,7 +756,7 @@ def test_check_verifies_an_external_server(alone, external, monkeypatch):
 
 def test_check_says_when_they_do_not(alone, external, monkeypatch, caplog):
     port = external('authorization { users: [{user: s, password: p, permissions: {subscribe: {deny: "$mq9.>"}}}] }\n')
-    monkeypatch.setattr("mediator.cli.check.ARRIVE_SECONDS", 1.0)
+    monkeypatch.setattr("mediator.cli.configuration.ARRIVE_SECONDS", 1.0)
     monkeypatch.setenv("MEDIATOR_NATS_URL", f"nats://s:p@127.0.0.1:{port}")
     result = alone("check")
     assert result.code == 1
@@ -800,7 +800,7 @@ def test_the_snippet_makes_a_server_that_check_is_content_with(alone, external, 
         wrong = alone("check", "--user", "a", "--password", "no")
     assert (wrong.code, "cannot connect to NATS" in wrong.err) == (2, True)
     # The login of a tenant instead of the service's own.
-    monkeypatch.setattr("mediator.cli.check.ARRIVE_SECONDS", 1.0)
+    monkeypatch.setattr("mediator.cli.configuration.ARRIVE_SECONDS", 1.0)
     monkeypatch.setenv("MEDIATOR_NATS_URL", f"nats://a:pa@127.0.0.1:{port}")
     tenant = alone("check", "--user", "a", "--password", "pa")
     assert (tenant.code, "must be of the account that exports" in tenant.err) == (1, True)

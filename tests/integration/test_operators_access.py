@@ -22,9 +22,8 @@ from mediator.errors import UnavailableError
 from mediator.http.app import build_app
 from mediator.http.callers import MAX_FAILURES, WINDOW, FailedAttempts, HttpCallers, tokens_of
 from mediator.http.health import Health
-from mediator.operate.access import CSRF_HEADER, SIGN_IN, Access
+from mediator.operate.access import CSRF_HEADER, SESSION_SECONDS, SIGN_IN, Access, CookieSealer, EndedSessions
 from mediator.operate.operations import Actor, Audit, Operation, OperationRequest, Operations, Right
-from mediator.operate.sessions import SESSION_SECONDS, CookieSealer, EndedSessions
 from mediator.operate.sign_in import BEGIN, SIGN_OUT, SignIn
 from mediator.store.base import Place, Store, Transaction
 from mediator.store.sqlite import SqliteStore

@@ -11,10 +11,9 @@ from multidict import CIMultiDict
 from mediator.broker import Broker
 from mediator.errors import BadRequestError, NotAllowedError, NotAuthenticatedError
 from mediator.http.callers import HttpCallers
-from mediator.operate.access import Access, rights_of
+from mediator.operate.access import Access, CookieSealer, EndedSessions, rights_of
 from mediator.operate.operations import ROLES, Actor, Operations
 from mediator.operate.service_operations import SettingsOperations
-from mediator.operate.sessions import CookieSealer, EndedSessions
 from mediator.parts import installed_settings
 from mediator.settings.settings import Settings
 from tests.harness.core import make_settings

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from mediator import __version__
 from mediator.cli import WELCOME, build_app, output
+from mediator.cli.configuration import template
 from mediator.cli.messages import own_headers
-from mediator.cli.template import template
 from mediator.login import Login
 from mediator.parts import installed_settings
 from mediator.settings.settings import Settings

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from multidict import MultiDict
 
-from mediator.console import formats
+from mediator.console import pages
 from mediator.console.console import read_form
 from mediator.console.streams import Broadcast, event
 from mediator.errors import BadRequestError
@@ -61,11 +61,11 @@ def test_percentiles_lie_between_the_bounds_of_buckets() -> None:
 
 
 def test_what_is_shown_has_no_markup_of_others() -> None:
-    assert formats.prose("a `<b>` & c") == "a <code>&lt;b&gt;</code> &amp; c"
-    assert "&lt;b&gt;" in formats.hidden({"name": "<b>", "none": None, "ids": [1, 2]})
-    assert formats.hidden({"ids": [1, 2], "none": None}).count("<input") == 2
-    assert formats.rate(None) == formats.NONE
-    assert (formats.rate(0), formats.rate(0.0123), formats.rate(1234.5)) == ("0", "0.0123", "1,234")
+    assert pages.prose("a `<b>` & c") == "a <code>&lt;b&gt;</code> &amp; c"
+    assert "&lt;b&gt;" in pages.hidden({"name": "<b>", "none": None, "ids": [1, 2]})
+    assert pages.hidden({"ids": [1, 2], "none": None}).count("<input") == 2
+    assert pages.rate(None) == pages.NONE
+    assert (pages.rate(0), pages.rate(0.0123), pages.rate(1234.5)) == ("0", "0.0123", "1,234")
 
 
 async def test_a_follower_gets_the_latest_alone() -> None:
