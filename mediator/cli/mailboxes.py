@@ -13,6 +13,7 @@ from mediator.cli.options import (
     CommandGroup,
     CommandOptions,
     TenantOptions,
+    Yes,
     one_word,
     seconds,
     span,
@@ -128,10 +129,12 @@ def show_(address: Address, options: TenantOptions) -> None:
         output.print_records(
             GROUP_COLUMNS,
             view["groups"],
-            waiting=lambda group: _at_most(group, "waiting"),
-            open=lambda group: _at_most(group, "open"),
-            dead=lambda group: str(group["dead"]) + ("+" if group["dead_more"] else ""),
-            settled=lambda group: " ".join(f"{lane}:{settled}" for lane, settled in group["settled"].items()),
+            {
+                "waiting": lambda group: _at_most(group, "waiting"),
+                "open": lambda group: _at_most(group, "open"),
+                "dead": lambda group: str(group["dead"]) + ("+" if group["dead_more"] else ""),
+                "settled": lambda group: " ".join(f"{lane}:{settled}" for lane, settled in group["settled"].items()),
+            },
         )
         if view["group_count"] > len(view["groups"]):
             output.print_hint(f"{view['group_count']} groups, the first {len(view['groups'])} are shown.")
@@ -193,7 +196,7 @@ def set_(
 @app.command("delete", epilog="Example: mediator mailbox delete agent.inbox --yes")
 def delete_(
     address: Address,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Yes = False,
     *,
     options: TenantOptions,
 ) -> None:

@@ -19,8 +19,10 @@ from mediator.cli.options import (
     Group,
     Ids,
     TenantOptions,
+    asks,
     earlier,
     later,
+    lists,
     one_word,
     seconds,
     span,
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 LONGEST_WAIT = 4500
 """Milliseconds one FETCH may wait; the service lowers larger values (F2)."""
 AGAIN_SECONDS = 1.0
+DEAD_COLUMNS = DeadMessage.columns("msg_id", "lane", "created_at", "deliveries", "size", "payload_start")
 dead_app = CommandGroup(help="List, redrive and drop a group's dead messages.", no_args_is_help=True)
 
 SomeIds = Annotated[list[int] | None, typer.Argument(metavar="ID", help="The msg_ids; none: all of the group.", min=0)]
@@ -297,33 +300,29 @@ def _given(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
+def _payload_start(message: Mapping[str, Any]) -> str:
+    return payload_text(base64.b64decode(message["payload_start"]), message["size"])
+
+
 @dead_app.command("list", epilog="Example: mediator dead list agent.inbox --group workers")
+@lists("dead-list", "messages", DEAD_COLUMNS, "no dead messages", cells={"payload_start": _payload_start})
 def list_(
-    address: Address,
-    group: Group,
+    mail_address: Address,
+    group_name: Group,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Show at most this many, newest first.")] = 100,
     *,
     options: TenantOptions,
 ) -> None:
     """List messages that are dead for a group."""
-    answer = options.ask("dead-list", mail_address=address, group_name=group, limit=limit)
-    columns = DeadMessage.columns("msg_id", "lane", "created_at", "deliveries", "size", "payload_start")
-    options.print_records(answer, "messages", columns, "no dead messages", payload_start=_payload_start)
-
-
-def _payload_start(message: Mapping[str, Any]) -> str:
-    return payload_text(base64.b64decode(message["payload_start"]), message["size"])
 
 
 @dead_app.command(epilog="Example: mediator dead redrive agent.inbox --group workers 17 18")
-def redrive(address: Address, group: Group, ids: SomeIds = None, *, options: TenantOptions) -> None:
+@asks("dead-redrive", "$redriven will be delivered again")
+def redrive(mail_address: Address, group_name: Group, msg_ids: SomeIds = None, *, options: TenantOptions) -> None:
     """Deliver dead messages again; their count of deliveries restarts."""
-    answer = options.ask("dead-redrive", mail_address=address, group_name=group, msg_ids=ids)
-    options.print(answer, f"{answer['redriven']} will be delivered again")
 
 
 @dead_app.command(epilog="Example: mediator dead drop agent.inbox --group workers 17")
-def drop(address: Address, group: Group, ids: SomeIds = None, *, options: TenantOptions) -> None:
+@asks("dead-drop", "$dropped dropped")
+def drop(mail_address: Address, group_name: Group, msg_ids: SomeIds = None, *, options: TenantOptions) -> None:
     """Acknowledge dead messages, which removes them from the list."""
-    answer = options.ask("dead-drop", mail_address=address, group_name=group, msg_ids=ids)
-    options.print(answer, f"{answer['dropped']} dropped")

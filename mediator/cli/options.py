@@ -18,11 +18,12 @@ from difflib import get_close_matches
 from enum import StrEnum
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from string import Template
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import typer
 
-from mediator.cli.output import print_json, print_line, print_records, print_table
+from mediator.cli.output import Cells, print_json, print_line, print_records, print_table
 from mediator.mailboxes.address import parse_address
 from mediator.operate.records import Column
 from mediator.operate.units import parse_duration, parse_seconds, parse_time
@@ -146,6 +147,7 @@ AsJson = Annotated[
 ]
 Address = Annotated[str, typer.Argument(metavar="ADDRESS", help="Mail address.", parser=parse_address)]
 Ids = Annotated[list[int], typer.Argument(metavar="ID", help="The msg_ids.", min=0)]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 Group = Annotated[str, typer.Option("--group", metavar="NAME", help="The consumer group.")]
 
 
@@ -201,14 +203,13 @@ class OutputOptions:
         name: str,
         columns: Sequence[Column],
         nothing: str,
-        /,
-        **cells: Callable[[Mapping[str, Any]], str],
+        cells: Cells | None = None,
     ) -> None:
         """Print a result as one JSON object, or the records in its list ``name`` as a table."""
         if self.as_json or not fields[name]:
             self.print(fields, nothing)
         else:
-            print_records(columns, fields[name], **cells)
+            print_records(columns, fields[name], cells)
 
 
 @dataclass(frozen=True)
@@ -229,6 +230,40 @@ class CommandOptions(OutputOptions, SettingsOptions):
         if answer["error"]:
             raise CommandError(str(answer["error"]))
         return answer
+
+
+def asks(operation: str, done: str, *, confirm: str = "", **fixed: Any) -> Callable[[F], F]:
+    """Make a command that asks an operation; its parameters are the operation's fields, beside those that are fixed.
+
+    ``done`` is the line for the answer, ``confirm`` a question that ``--yes`` answers; ``$name`` in them is a field.
+    """
+
+    def decorate(declared: F) -> F:
+        @wraps(declared)
+        def command(*, options: CommandOptions, yes: bool = False, **fields: Any) -> None:
+            if confirm and not yes:
+                typer.confirm(Template(confirm).substitute(fields), abort=True, err=True)
+            answer = options.ask(operation, **fixed, **fields)
+            options.print(answer, Template(done).substitute({**fixed, **fields, **answer}))
+
+        return cast(F, command)
+
+    return decorate
+
+
+def lists(
+    operation: str, name: str, columns: Sequence[Column], nothing: str, *, cells: Cells | None = None, **fixed: Any
+) -> Callable[[F], F]:
+    """Make a command that shows a list of an operation's answer as a table, ``nothing`` if it is empty; see `asks`."""
+
+    def decorate(declared: F) -> F:
+        @wraps(declared)
+        def command(*, options: CommandOptions, **fields: Any) -> None:
+            options.print_records(options.ask(operation, **fixed, **fields), name, columns, nothing, cells)
+
+        return cast(F, command)
+
+    return decorate
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, ProgressColumn
 
+Cells = Mapping[str, Callable[[Mapping[str, Any]], str]]
+"""Returns what a row shows of the fields of these names, where that is more than their values."""
+
 WIDTH = 200
 """Characters per line where there is no terminal."""
 HEX_BYTES = 24
@@ -81,19 +84,14 @@ def cell(row: Mapping[str, Any], column: Column) -> str:
     return str(value)
 
 
-def print_records(
-    columns: Sequence[Column],
-    rows: Iterable[Mapping[str, Any]],
-    **cells: Callable[[Mapping[str, Any]], str],
-) -> None:
-    """Print the JSON of records as a table; ``cells`` returns what is shown of the fields of these names."""
-    print_table(
-        [column.heading for column in columns],
-        (
-            [cells[column.field](row) if column.field in cells else cell(row, column) for column in columns]
-            for row in rows
-        ),
+def print_records(columns: Sequence[Column], rows: Iterable[Mapping[str, Any]], cells: Cells | None = None) -> None:
+    """Print the JSON of records as a table."""
+    special = cells or {}
+    shown = (
+        [special[column.field](row) if column.field in special else cell(row, column) for column in columns]
+        for row in rows
     )
+    print_table([column.heading for column in columns], shown)
 
 
 def print_line(text: str) -> None:

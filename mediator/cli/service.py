@@ -4,7 +4,7 @@ import asyncio
 import os
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +21,7 @@ from mediator.cli.options import (
     OutputOptions,
     SettingsOptions,
     TenantOptions,
+    lists,
 )
 from mediator.login import Login
 from mediator.mailboxes.address import parse_address
@@ -218,6 +219,7 @@ def cleanup(
 _MARKS = {"problem": "!!", "note": " *", "ok": "ok"}
 
 
+AUDIT_COLUMNS = AuditEntry.columns("no", "at", "actor", "via", "operation", "tenant", "fields", "result")
 state_app = CommandGroup()
 operators_app = CommandGroup(help="Change who may use the console and the admin API.", no_args_is_help=True)
 
@@ -308,7 +310,16 @@ def _facts(view: dict[str, Any], time: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
+def _audited(entry: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in entry["fields"].items())
+
+
+def _result(entry: Mapping[str, Any]) -> str:
+    return str(entry["result"]) + (f" ({entry['times']} times)" if entry["times"] > 1 else "")
+
+
 @state_app.command(epilog="Example: mediator audit --actor ada")
+@lists("audit-list", "entries", AUDIT_COLUMNS, "no entries", cells={"fields": _audited, "result": _result})
 def audit(
     actor: Annotated[str, typer.Option(help="Only what this operator did.")] = "",
     operation: Annotated[str, typer.Option(help="Only this operation, such as mailbox-delete.")] = "",
@@ -317,15 +328,6 @@ def audit(
     options: CommandOptions,
 ) -> None:
     """List what operators changed, and which payloads they read."""
-    answer = options.ask("audit-list", actor=actor, operation=operation, limit=limit)
-    options.print_records(
-        answer,
-        "entries",
-        AuditEntry.columns("no", "at", "actor", "via", "operation", "tenant", "fields", "result"),
-        "no entries",
-        fields=lambda entry: ", ".join(f"{name}={value}" for name, value in entry["fields"].items()),
-        result=lambda entry: entry["result"] + (f" ({entry['times']} times)" if entry["times"] > 1 else ""),
-    )
 
 
 @operators_app.command(epilog="Example: mediator operators reload")

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from mediator.cli import output
-from mediator.cli.options import CommandGroup, CommandOptions, span, timed
+from mediator.cli.options import CommandGroup, CommandOptions, Yes, asks, span, timed
 from mediator.operate.records import TenantUse, TenantView
 from mediator.operate.units import format_count
 from mediator.tenants.records import QUOTAS
@@ -148,7 +148,7 @@ def remove(
     delete_mail: Annotated[
         bool, typer.Option("--delete-mail", help="Delete its mailboxes too; otherwise they stay, unreachable.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Yes = False,
     *,
     options: CommandOptions,
 ) -> None:
@@ -178,9 +178,9 @@ def add_user(
 
 
 @user_app.command("remove", epilog="Example: mediator tenant user remove acme bob")
-def remove_user(name: Name, user: User, *, options: CommandOptions) -> None:
+@asks("tenant-user-remove", "removed user $user of tenant $tenant")
+def remove_user(tenant: Name, user: User, *, options: CommandOptions) -> None:
     """Remove a user, who is disconnected at once."""
-    _remove("user", name, user, options)
 
 
 @token_app.command("add", epilog="Example: mediator tenant token add acme billing")
@@ -191,14 +191,9 @@ def add_token(name: Name, token: Token, *, options: CommandOptions) -> None:
 
 
 @token_app.command("remove", epilog="Example: mediator tenant token remove acme billing")
-def remove_token(name: Name, token: Token, *, options: CommandOptions) -> None:
+@asks("tenant-token-remove", "removed token $token of tenant $tenant")
+def remove_token(tenant: Name, token: Token, *, options: CommandOptions) -> None:
     """Remove an API token, which is refused at once."""
-    _remove("token", name, token, options)
-
-
-def _remove(what: str, name: str, which: str, options: CommandOptions) -> None:
-    answer = options.ask(f"tenant-{what}-remove", tenant=name, **{what: which})
-    options.print(answer, f"removed {what} {which} of tenant {name}")
 
 
 def _print_secrets(options: CommandOptions, answer: Mapping[str, Any], done: str) -> None:
