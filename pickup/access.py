@@ -20,6 +20,7 @@ from pickup.broker import MediationBroker
 from pickup.metrics import DidcommMetrics
 from pickup.rules import granting
 from pickup.rules.names import canonical
+from pickup.rules.ports import MediationTransaction
 from pickup.rules.records import AccessRule, Connection, Verdict
 
 LOOK_SECONDS = 30.0
@@ -77,7 +78,7 @@ class AccessLists:
 
     async def _renew(self) -> None:
         async with self._renewing:
-            rules = await self._mediation.list_access_rules()
+            rules = await self._mediation.read(lambda tx, _now: tx.access_rules.all())
             if rules == self._rules:
                 return
             self._rules = rules
@@ -104,15 +105,22 @@ class AccessLists:
         return [rule for rule in self._rules if rule.verdict is verdict]
 
     async def add(self, verdict: Verdict, name: str, note: str) -> AccessRule:
-        """Put a name on a list; raises as :func:`access.parse_name` and :func:`access.add`."""
-        rule = await self._mediation.add_access_rule(AccessRule(granting.parse_name(name), verdict, note, 0))
+        """Put a name on a list; raises as :func:`granting.parse_name` and :func:`granting.add_access_rule`."""
+        name = granting.parse_name(name)
+
+        def work(tx: MediationTransaction, now: int) -> AccessRule:
+            rule = AccessRule(name, verdict, note, now)
+            granting.add_access_rule(tx, rule)
+            return rule
+
+        rule = await self._mediation.write(work)
         await self._announce()
         return rule
 
     async def remove(self, verdict: Verdict, name: str) -> str:
-        """Take a name off a list, and return it; raises as :func:`access.parse_name` and :func:`access.remove`."""
+        """Take a name off a list, and return it; raises as :func:`granting.remove_access_rule`."""
         name = granting.parse_name(name)
-        await self._mediation.remove_access_rule(name, verdict)
+        await self._mediation.write(lambda tx, _now: granting.remove_access_rule(tx, name, verdict), when_full=True)
         await self._announce()
         return name
 

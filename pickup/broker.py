@@ -23,18 +23,14 @@ from pickup.rules.forwarding import Forward, ForwardOutcome
 from pickup.rules.granting import KeylistResult, KeylistUpdate
 from pickup.rules.listing import ConnectionPage, ConnectionView, DeviceQueue
 from pickup.rules.message_queue import QueueStatus
-from pickup.rules.ports import ConnectionRow, MediationTransaction
+from pickup.rules.ports import MediationTransaction
 from pickup.rules.records import (
-    AccessRule,
     Connection,
     DidRotation,
     Invitation,
     MediationRules,
     NewConnection,
     PushDevice,
-    Route,
-    Traffic,
-    Verdict,
 )
 from pickup.rules.replays import ReplayedError, SeenEnvelope
 from pickup.tables import CONNECTIONS, MediationTables
@@ -133,9 +129,12 @@ class MediationBroker:
         """Run a read of committed data, on a reader thread."""
         return await self.broker.read(lambda tx, now: work(tx.table(MediationTables), now))
 
-    async def write(self, work: Work[T], connection: Connection | None = None, *, when_full: bool = False) -> T:
-        """Run a change with the next commit; ``when_full`` as for :meth:`mediator.broker.Broker.write`."""
-        place = None if connection is None else connection.place
+    async def write(self, work: Work[T], place: Place | None = None, *, when_full: bool = False) -> T:
+        """Run a change with the next commit.
+
+        ``place`` is the mailbox it concerns, by tenant and address, which orders the locks; ``when_full`` is as for
+        :meth:`mediator.broker.Broker.write`.
+        """
         envelope, counted = self._envelope, _counted(work)
         if envelope is None:
             result, events = await self.broker.write(counted, place, when_full=when_full)
@@ -184,19 +183,13 @@ class MediationBroker:
         """Connect a v1 peer after its handshake; see :func:`pickup.rules.connecting.connect` (D8)."""
         return await self.write(lambda tx, now: connecting.connect(tx, self.rules, new, now))
 
-    async def reuse(self, connection: Connection, invitation: str) -> Connection:
-        """Use a connection for an invitation of ours (RFC 0434 §reuse)."""
-        return await self.write(lambda tx, now: connecting.reuse(tx, connection, invitation, now), connection)
-
     async def rotate_did(self, connection: Connection | None, rotation: DidRotation) -> Connection | None:
         """Give a connection to its peer's new DID, or end it (D14); see :func:`pickup.rules.connecting.rotate`.
 
         On a full disk only an ending is taken: each new DID begins replay records of its own, without end (D13).
         """
-        ends = rotation.caller is None
-        return await self.write(
-            lambda tx, now: connecting.rotate(tx, self.rules, rotation, now), connection, when_full=ends
-        )
+        place, ends = None if connection is None else connection.place, rotation.caller is None
+        return await self.write(lambda tx, now: connecting.rotate(tx, self.rules, rotation, now), place, when_full=ends)
 
     async def request_mediation(self, connection: Connection | None, new: NewConnection | None) -> Connection:
         """Grant a mailbox (RFC 0211 §mediation-request); ``new`` is a v2 peer, connected by this very request (D1).
@@ -206,12 +199,12 @@ class MediationBroker:
         bounds = self.broker.bounds
         return await self.write(
             lambda tx, now: connecting.request_mediation(tx, bounds, os.urandom, self.rules, connection, new, now),
-            connection,
+            None if connection is None else connection.place,
         )
 
     async def set_push_device(self, connection: Connection, device: PushDevice | None) -> Connection:
         """Keep the phone to notify for a connection, None: no more (RFC 0734, RFC 0699)."""
-        return await self.write(lambda tx, _now: connecting.set_push_device(tx, connection, device), connection)
+        return await self.write(lambda tx, _now: connecting.set_push_device(tx, connection, device), connection.place)
 
     async def forget_push_device(self, no: int, device: PushDevice) -> None:
         """Notify a phone no more, unless its connection has registered another one meanwhile."""
@@ -220,20 +213,12 @@ class MediationBroker:
     async def disconnect(self, tenant: str, no: int) -> None:
         """End a connection; :class:`NoSuchConnectionError` when the tenant has none of this number (D8)."""
         connection = await self.read(lambda tx, _now: listing.get_connection(tx, tenant, no))
-        await self.write(lambda tx, now: connecting.disconnect(tx, connection, now), connection, when_full=True)
+        await self.write(lambda tx, now: connecting.disconnect(tx, connection, now), connection.place, when_full=True)
 
     async def list_connections(self, tenant: str, after: int, limit: int) -> ConnectionPage:
         """Return connections of a tenant behind a number, in order, with what waits for each."""
         page = await self.read(lambda tx, now: listing.connections(tx, tenant, after, limit, now))
         return page._replace(views=[self._with_latest(view) for view in page.views])
-
-    async def survey_connections(
-        self, tenant: str, text: str, limit: int, *, whole_addresses: bool
-    ) -> list[ConnectionRow]:
-        """Return what connections are compared by; see :func:`listing.survey`."""
-        return await self.read(
-            lambda tx, _now: listing.survey(tx, tenant, text, limit, whole_addresses=whole_addresses)
-        )
 
     async def view_connections(self, tenant: str, numbers: Sequence[int]) -> list[ConnectionView]:
         """Return these connections of a tenant, in the same order, those that are there."""
@@ -249,14 +234,6 @@ class MediationBroker:
         connection = view.connection
         return view._replace(use=view.use.plus(self.uses.unwritten(connection.no, connection.mailbox_no)))
 
-    async def list_hours(self, since: int) -> list[tuple[int, Traffic]]:
-        """Return what was counted of all connections in each hour from ``since`` on."""
-        return await self.read(lambda tx, _now: tx.uses.hours(since))
-
-    async def add_invitation(self, tenant: str, make: Callable[[int], Invitation]) -> Invitation:
-        """Keep an invitation that ``make`` writes for the time of the transaction."""
-        return await self.write(lambda tx, now: connecting.add_invitation(tx, tenant, make(now), now))
-
     async def list_invitations(self, tenant: str, limit: int) -> list[Invitation]:
         """Return invitations of a tenant, the newest first."""
         return await self.read(lambda tx, _now: tx.invitations.list(tenant, limit))
@@ -265,10 +242,6 @@ class MediationBroker:
         """Return an invitation that may still be used; :class:`NoSuchInvitationError` when there is none."""
         return await self.read(lambda tx, now: connecting.find_open_invitation(tx, id, now))
 
-    async def get_invitation(self, tenant: str, id: str) -> Invitation:
-        """Return an invitation of a tenant, open or not; see :func:`invitations.find_own`."""
-        return await self.read(lambda tx, _now: connecting.find_own_invitation(tx, tenant, id))
-
     async def remove_invitation(self, tenant: str, id: str) -> None:
         """Forget an invitation; :class:`NoSuchInvitationError` when the tenant has none of this id."""
         await self.write(lambda tx, _now: connecting.remove_invitation(tx, tenant, id), when_full=True)
@@ -276,26 +249,6 @@ class MediationBroker:
     async def find_invitation(self, key: str, id: str | None = None) -> Invitation | None:
         """Return the invitation that has a canonical key, else the one with an id."""
         return await self.read(lambda tx, _now: connecting.find_invitation(tx, key, id))
-
-    # Allow and deny lists.
-
-    async def list_access_rules(self) -> list[AccessRule]:
-        """Return the operator's allow and deny lists, the oldest first."""
-        return await self.read(lambda tx, _now: tx.access_rules.all())
-
-    async def add_access_rule(self, rule: AccessRule) -> AccessRule:
-        """Put a name on a list as of now, and return it; see :func:`access.add`."""
-
-        def work(tx: MediationTransaction, now: int) -> AccessRule:
-            dated = replace(rule, created_at=now)
-            granting.add_access_rule(tx, dated)
-            return dated
-
-        return await self.write(work)
-
-    async def remove_access_rule(self, name: str, verdict: Verdict) -> None:
-        """Take a name off a list; see :func:`access.remove`."""
-        await self.write(lambda tx, _now: granting.remove_access_rule(tx, name, verdict), when_full=True)
 
     # Keylists.
 
@@ -306,29 +259,11 @@ class MediationBroker:
         proven: frozenset[str],
         own: Collection[str],
     ) -> list[KeylistResult]:
-        """Change a keylist, each update on its own (RFC 0211 §keylist-update); see :func:`keylist.update` (D8)."""
+        """Change a keylist, each update on its own (RFC 0211 §keylist-update, D8)."""
         return await self.write(
-            lambda tx, now: granting.update_keylist(tx, self.rules, connection, updates, proven, now, own), connection
+            lambda tx, now: granting.update_keylist(tx, self.rules, connection, updates, proven, now, own),
+            connection.place,
         )
-
-    async def query_keylist(self, connection: Connection, offset: int, limit: int) -> tuple[list[Route], int]:
-        """Return a page of a keylist, oldest first, and how many keys it has (RFC 0211 §keylist-query)."""
-        return await self.read(lambda tx, now: granting.query_keylist(tx, connection, offset, limit, now))
-
-    async def attach_key(self, tenant: str, key: str, address: str, inside: Sequence[str] = ()) -> Route:
-        """Let what is forwarded to a key go to a mailbox; see :func:`attached_keys.attach` (D11)."""
-        return await self.broker.write(
-            lambda tx, now: granting.attach_key(tx.table(MediationTables), tenant, key, address, now, inside),
-            (tenant, address),
-        )
-
-    async def detach_key(self, tenant: str, key: str) -> None:
-        """End what :meth:`attach_key` did; :class:`BadRequestError` when the key is not attached (D11)."""
-        await self.write(lambda tx, _now: granting.detach_key(tx, tenant, key), when_full=True)
-
-    async def list_attached_keys(self, tenant: str, limit: int) -> list[Route]:
-        """Return the keys that operators attached, in order of creation."""
-        return await self.read(lambda tx, _now: tx.routes.attached(tenant, limit))
 
     # Forwards.
 
@@ -383,7 +318,7 @@ class MediationBroker:
             settled = message_queue.confirm_batch(tx, connection, now) if confirm_batch else connection
             return message_queue.deliver(tx, settled, limit, recipient, budget, now, leased)
 
-        return self._observed(connection, await self.write(work, connection, when_full=True))
+        return self._observed(connection, await self.write(work, connection.place, when_full=True))
 
     async def pick(
         self, connection: Connection, ids: Sequence[int], budget: int, *, confirm_batch: bool = True
@@ -394,7 +329,7 @@ class MediationBroker:
             settled = message_queue.confirm_batch(tx, connection, now) if confirm_batch else connection
             return message_queue.pick(tx, settled, ids, budget, now)
 
-        return self._observed(connection, await self.write(work, connection, when_full=True))
+        return self._observed(connection, await self.write(work, connection.place, when_full=True))
 
     async def acknowledge(
         self, connection: Connection, ids: Sequence[int], leased: Collection[int] = ()
@@ -406,7 +341,7 @@ class MediationBroker:
             message_queue.acknowledge(tx, settled, ids, now)
             return message_queue.status(tx, settled, None, now, leased)
 
-        return await self.write(work, connection, when_full=True)
+        return await self.write(work, connection.place, when_full=True)
 
     async def confirm(self, connection: Connection, ids: Sequence[int], *, in_use: bool = False) -> None:
         """Remove messages that the transport says have come (D7); ``in_use``: that shows its holder is there."""
@@ -416,21 +351,13 @@ class MediationBroker:
             if in_use:
                 connecting.note_use(tx, connection, now)
 
-        await self.write(work, connection, when_full=True)
-
-    async def note_batch(self, connection: Connection, messages: Sequence[Message], named: Collection[str]) -> None:
-        """Note a batch without acknowledgement (RFC 0212 §batch-pickup); see :func:`message_queue.note_batch` (D7)."""
-        await self.write(
-            lambda tx, _now: message_queue.note_batch(tx, connection, messages, named), connection, when_full=True
-        )
+        await self.write(work, connection.place, when_full=True)
 
     async def confirm_batch(self, connection: Connection) -> None:
         """Remove what the last batch carried: its holder asks again (D7)."""
-        await self.write(lambda tx, now: message_queue.confirm_batch(tx, connection, now), connection, when_full=True)
-
-    async def keep_batch(self, connection: Connection, about: Collection[str]) -> None:
-        """Let the last batch stay queued after a problem report about it (D7)."""
-        await self.write(lambda tx, _now: message_queue.keep_batch(tx, connection, about), connection, when_full=True)
+        await self.write(
+            lambda tx, now: message_queue.confirm_batch(tx, connection, now), connection.place, when_full=True
+        )
 
     # Live mode, relay and push notifications.
 
@@ -444,7 +371,7 @@ class MediationBroker:
         """Hand out messages from ``cursor`` on in order of msg_id; they stay queued (D6, D10)."""
         messages, behind = await self.write(
             lambda tx, now: message_queue.next_arrived(tx, connection, cursor, limit, budget, now, leased),
-            connection,
+            connection.place,
             when_full=True,
         )
         return Arrived(self._observed(connection, messages), behind)
@@ -454,10 +381,6 @@ class MediationBroker:
         if messages and connection.place is not None:
             self.broker.trace.delivered(messages, connection.place[1], "didcomm")
         return messages
-
-    async def has_arrived(self, connection: Connection, cursor: int) -> bool:
-        """Whether a message waits whose msg_id is ``cursor`` or above."""
-        return await self.read(lambda tx, now: message_queue.has_arrived(tx, connection, cursor, now))
 
     async def find_relayed(self, places: Sequence[Place]) -> list[Connection | None]:
         """Return for each mailbox the connection it was granted to; None for mailboxes of others."""

@@ -15,7 +15,8 @@ from pickup import base64url
 from pickup.broker import MediationBroker
 from pickup.dids.identities import OwnIdentities, Vault
 from pickup.message import DIDCOMM, PLAIN, Json
-from pickup.rules import names
+from pickup.rules import connecting, names
+from pickup.rules.ports import MediationTransaction
 from pickup.rules.records import Invitation
 
 MAX_LABEL = 128
@@ -92,9 +93,8 @@ class InvitationService:
         key = names.from_verkey(Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw())
         sealed, id = self._vault.seal(seed), str(uuid.uuid4())
 
-        return await self._mediation.add_invitation(
-            tenant,
-            lambda now: Invitation(
+        def work(tx: MediationTransaction, now: int) -> Invitation:
+            invitation = Invitation(
                 id=id,
                 tenant=tenant,
                 key=key,
@@ -103,8 +103,10 @@ class InvitationService:
                 created_at=now,
                 expire_at=None if ttl is None else now + ttl,
                 max_uses=uses,
-            ),
-        )
+            )
+            return connecting.add_invitation(tx, tenant, invitation, now)
+
+        return await self._mediation.write(work)
 
     def written(self, invitation: Invitation) -> InvitationForms:
         """Return an invitation in all its forms."""

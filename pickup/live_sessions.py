@@ -19,6 +19,7 @@ from pickup.broker import MediationBroker
 from pickup.channels import AfterReply, TransportChannel
 from pickup.message import Attachment, Json, MessageType, ReplyMessage
 from pickup.metrics import DidcommMetrics
+from pickup.rules import message_queue
 from pickup.rules.message_queue import QueueStatus, attachment_id
 from pickup.rules.records import Connection, Generation
 
@@ -364,7 +365,9 @@ class LiveSessions:
                 async with asyncio.timeout(LOOK_SECONDS):
                     await woken.wait()
             except TimeoutError:
-                if await self._mediation.has_arrived(session.connection, session.cursor):
+                if await self._mediation.read(
+                    lambda tx, now: message_queue.has_arrived(tx, session.connection, session.cursor, now)
+                ):
                     return
 
     async def _push_delivery(self, session: _Session) -> bool:

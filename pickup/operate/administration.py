@@ -35,6 +35,7 @@ from pickup.dids.identities import OwnIdentities
 from pickup.dids.resolver import read
 from pickup.invitations import MAX_TTL, MAX_USES, InvitationService
 from pickup.operate.connections import ROUTE, OperationTenants, write_route
+from pickup.rules import connecting, granting
 from pickup.rules.connecting import MAX_INVITATIONS
 from pickup.rules.granting import MAX_NOTE, MAX_RULES
 from pickup.rules.records import AccessRule, Invitation, Verdict
@@ -205,7 +206,7 @@ class DidcommOperations:
     )
     async def _show_invitation(self, request: OperationRequest) -> Answer:
         tenant, id = await self._tenants.of(request), read_text(request, "id")
-        found = await self._mediation.get_invitation(tenant, id)
+        found = await self._mediation.read(lambda tx, _now: connecting.find_own_invitation(tx, tenant, id))
         return {**_invitation(found), "open": found.open(self._mediation.clock()), **self._urls(found)}
 
     @operation(
@@ -240,7 +241,10 @@ class DidcommOperations:
         with suppress(UnresolvedDidError):
             # Only a DID that has its document in itself.
             inside = keys_inside(read(key.partition("#")[0]))
-        route = await self._mediation.attach_key(tenant, key, parse_address(read_text(request, "mail_address")), inside)
+        address = parse_address(read_text(request, "mail_address"))
+        route = await self._mediation.write(
+            lambda tx, now: granting.attach_key(tx, tenant, key, address, now, inside), (tenant, address)
+        )
         return write_route(route)
 
     @operation(
@@ -254,7 +258,7 @@ class DidcommOperations:
     )
     async def _detach(self, request: OperationRequest) -> Answer:
         tenant, key = await self._tenants.of(request), read_text(request, "key")
-        await self._mediation.detach_key(tenant, key)
+        await self._mediation.write(lambda tx, _now: granting.detach_key(tx, tenant, key), when_full=True)
         return {"key": key, "detached": True}
 
     @operation(
@@ -267,7 +271,8 @@ class DidcommOperations:
     )
     async def _list_keys(self, request: OperationRequest) -> Answer:
         tenant, limit = await self._tenants.of(request), read_number(request, "limit", 1, MAX_ATTACHED)
-        return {"keys": [write_route(route) for route in await self._mediation.list_attached_keys(tenant, limit)]}
+        routes = await self._mediation.read(lambda tx, _now: tx.routes.attached(tenant, limit))
+        return {"keys": [write_route(route) for route in routes]}
 
     # Identities.
 

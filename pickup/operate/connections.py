@@ -41,6 +41,7 @@ from pickup.dids.identities import OwnIdentities
 from pickup.endpoint_relay import MAX_WORKERS, EndpointRelay
 from pickup.live_sessions import MAX_SESSIONS, LiveSessions
 from pickup.outbound import MAX_BYTES, MAX_MESSAGES, OutboundQueue
+from pickup.rules import listing
 from pickup.rules.granting import is_denied
 from pickup.rules.listing import ConnectionView
 from pickup.rules.names import MAX_NAME, canonical
@@ -80,7 +81,8 @@ async def collect(mediation: MediationBroker, tenant: str) -> dict[str, Any]:
                 size += view.mailbox.bytes
         after = page.views[-1].connection.no if page.views else after
     await mediation.uses.flush()
-    hours = await mediation.list_hours(now - now % HOUR - (SHOWN_HOURS - 1) * HOUR)
+    since = now - now % HOUR - (SHOWN_HOURS - 1) * HOUR
+    hours = await mediation.read(lambda tx, _now: tx.uses.hours(since))
     return {
         "connections": total,
         "counted": counted,
@@ -244,7 +246,9 @@ class ConnectionOperations:
             question, at, rows = self._look
             now = time.monotonic()
             if question != asked or now - at > FRESH_SECONDS:
-                rows = await self._mediation.survey_connections(tenant, text, LOOKED_AT, whole_addresses=asked[2])
+                rows = await self._mediation.read(
+                    lambda tx, _now: listing.survey(tx, tenant, text, LOOKED_AT, whole_addresses=asked[2])
+                )
                 self._look = asked, now, rows
             return rows
 

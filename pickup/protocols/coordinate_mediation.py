@@ -12,7 +12,7 @@ from pickup.dids.own_dids import Identity, invitation_key
 from pickup.dispatcher import Dispatcher, InboundRequest, explain
 from pickup.message import OLD, DidcommMessage, Json, ReplyMessage
 from pickup.rules import names
-from pickup.rules.granting import KeylistResult, KeylistUpdate, denial
+from pickup.rules.granting import KeylistResult, KeylistUpdate, denial, query_keylist
 from pickup.rules.names import MAX_NAME
 from pickup.rules.records import Generation, NewConnection
 
@@ -158,7 +158,7 @@ async def query(request: InboundRequest) -> Sequence[ReplyMessage]:
     page = parse_page(message)
     limit, offset = (MAX_ITEMS, 0) if page is None else page
 
-    routes, total = await request.mediation.query_keylist(connection, offset, limit)
+    routes, total = await request.mediation.read(lambda tx, now: query_keylist(tx, connection, offset, limit, now))
     body: Json = {form.items: [{form.recipient: _shown(route.key, message)} for route in routes]}
     remaining = max(0, total - offset - len(routes))
     if page is not None or remaining:

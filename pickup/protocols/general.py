@@ -9,6 +9,7 @@ from mediator.errors import BadRequestError
 from pickup.dispatcher import EMPTY, REPORT_FAMILY, REPORT_NAMES, Dispatcher, InboundRequest, no_reply
 from pickup.invitations import GOAL_CODE
 from pickup.message import DIDCOMM, OLD, Json, ReplyMessage
+from pickup.rules import message_queue
 from pickup.rules.records import Generation
 
 TRUST_PING = {Generation.V1: ("trust_ping", 1, "ping_response"), Generation.V2: ("trust-ping", 2, "ping-response")}
@@ -152,5 +153,7 @@ async def note_report(request: InboundRequest) -> Sequence[ReplyMessage]:
     )
     if connection is not None and not request.repeated:
         about = [thread for thread in (message.thid, message.pthid) if thread is not None]
-        await request.mediation.keep_batch(connection, about)
+        await request.mediation.write(
+            lambda tx, _now: message_queue.keep_batch(tx, connection, about), connection.place, when_full=True
+        )
     return ()

@@ -18,7 +18,7 @@ from pickup.dispatcher import REPORT_NAMES, Dispatcher, InboundRequest, no_reply
 from pickup.message import Json, ReplyMessage, encode
 from pickup.outbound import is_endpoint
 from pickup.protocols.signatures import sign_attachment, sign_field, verify_attachment
-from pickup.rules import names
+from pickup.rules import connecting, names
 from pickup.rules.records import Generation, Invitation, NewConnection
 
 OUT_OF_BAND = "out-of-band"
@@ -284,7 +284,9 @@ async def reuse(request: InboundRequest) -> Sequence[ReplyMessage]:
     if pthid is None:
         raise NoSuchInvitationError
     if not request.repeated:
-        request.connection = await request.mediation.reuse(connection, pthid)
+        request.connection = await request.mediation.write(
+            lambda tx, now: connecting.reuse(tx, connection, pthid, now), connection.place
+        )
     return [request.reply("handshake-reuse-accepted", pthid=pthid)]
 
 

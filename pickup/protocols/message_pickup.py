@@ -306,7 +306,11 @@ class Batches:
             if request.channel.persistent:
                 await self._removed(request, connection, [mail.msg_id for mail in mails])
             else:
-                await request.mediation.note_batch(connection, mails, handed_in)
+                await request.mediation.write(
+                    lambda tx, _now: message_queue.note_batch(tx, connection, mails, handed_in),
+                    connection.place,
+                    when_full=True,
+                )
 
         request.after.append(sent)
         request.context.metrics.delivered("batch", len(mails))
