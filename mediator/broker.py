@@ -1,4 +1,4 @@
-"""The use cases of the mailboxes, awaited: doors and control commands call these and nothing below.
+"""The use cases of the mailboxes, awaited. Doors and control commands call these, or a rule by ``write`` or ``read``.
 
 Changes go through the writer and return after the commit; reads run on reader threads; a FETCH that finds nothing waits
 here until a message becomes visible.
@@ -8,7 +8,7 @@ import asyncio
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -17,13 +17,12 @@ from hashlib import blake2b
 from typing import TypeVar
 
 from mediator.errors import BusyError, MediatorError
-from mediator.mailboxes import board, broadcasting, creating, fetching, pushing, querying, sending, settling
+from mediator.mailboxes import board, broadcasting, creating, fetching, querying, sending, settling
 from mediator.mailboxes.address import PUBLIC
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.fetching import Fetch, Fetched
-from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Kind, Mailbox
-from mediator.mailboxes.message import Draft, Message, Usage
+from mediator.mailboxes.message import Message, Usage
 from mediator.mailboxes.quotas import Quotas
 from mediator.request_context import NO_TRACE, TraceHooks
 from mediator.store.base import Integrity, Place, Store, Transaction
@@ -144,13 +143,6 @@ class Broker:
     def _send(self, request: sending.Send, tx: Transaction, now: int) -> int:
         return sending.send(tx, self.bounds, self.quotas, request, now, self.hooks)
 
-    async def keep_broadcast(self, tenant: str, subject: str, draft: Draft) -> int:
-        """Store a broadcast for later subscribers and return its msg_id (E9)."""
-        return await self._writer.write(
-            (tenant, broadcasting.HIDDEN),
-            lambda tx, now: broadcasting.keep(tx, self.bounds, self.quotas, tenant, subject, draft, now),
-        )
-
     async def ready_broadcasts(self, tenant: str) -> None:
         """Make the mailbox of a tenant's broadcasts if it is missing (E9)."""
         await self._ready((tenant, broadcasting.HIDDEN), broadcasting.ready)
@@ -269,49 +261,13 @@ class Broker:
         async with self._read_slots:
             return await self.read(lambda tx, now: querying.unread(tx, request, now))
 
-    async def list_public(self, request: board.PublicList) -> board.PublicPage:
-        """Return a page of a tenant's public mailboxes (E10)."""
-        return await self.read(lambda tx, now: board.list_public(tx, request, now))
-
     async def delete(self, tenant: str, address: str, msg_id: int) -> None:
         """Remove one message (Q2)."""
         await self._writer.write(
             (tenant, address), lambda tx, now: querying.delete(tx, tenant, address, msg_id, now), when_full=True
         )
 
-    # Subscriptions.
-
-    async def begin_push(self, place: Place, lanes: Iterable[Lane]) -> pushing.Begun:
-        """Return where a new subscription without a queue group stands (E6, N10)."""
-        return await self.read(lambda tx, now: pushing.begin(tx, place, lanes, now))
-
-    async def look(self, place: Place, no: int, cursor: pushing.Cursor, limit: int, budget: int) -> pushing.Found:
-        """Return what such a subscription is given next (E6, E8)."""
-        return await self.read(lambda tx, now: pushing.look(tx, place, no, cursor, limit, budget, now))
-
-    async def join_queue(self, place: Place, name: str, keep: int) -> int:
-        """Let a member join a group that messages are pushed to, and return the mailbox's number (E7, N10)."""
-        return await self.write(lambda tx, now: pushing.join(tx, place, name, keep, now), place, when_full=True)
-
-    async def take_turn(self, request: pushing.Turn) -> Fetched:
-        """Settle what the members of such a group did, and give out what is next (E7)."""
-        return await self.write(
-            lambda tx, now: pushing.turn(tx, self.bounds, request, now), request.place, when_full=True
-        )
-
-    async def note_read(self, marks: Mapping[int, Sequence[int]]) -> None:
-        """Keep how far the messages of mailboxes, by their numbers, were confirmed per lane (E4)."""
-        await self.write(lambda tx, _now: pushing.note(tx, marks), when_full=True)
-
     # Commands of operators.
-
-    async def redrive(self, request: settling.Dead) -> int:
-        """Let dead messages be delivered again (F7)."""
-        return await self._change(request, settling.redrive)
-
-    async def drop(self, request: settling.Dead) -> int:
-        """Acknowledge dead messages (F7)."""
-        return await self._change(request, settling.drop)
 
     async def delete_mailbox(self, tenant: str, address: str) -> Mailbox:
         """End a mailbox (M4)."""
@@ -319,19 +275,9 @@ class Broker:
             (tenant, address), lambda tx, now: creating.delete(tx, tenant, address, now), when_full=True
         )
 
-    async def set_ack_wait(self, tenant: str, address: str, ack_wait: int | None) -> Mailbox:
-        """Give a mailbox its own lease (F8)."""
-        return await self._writer.write(
-            (tenant, address), lambda tx, now: creating.set_ack_wait(tx, tenant, address, ack_wait, now)
-        )
-
     async def measure_usage(self, tenants: Sequence[str]) -> dict[str, Usage]:
         """Return what the mailboxes of each tenant hold."""
         return await self.read(lambda tx, _now: {tenant: tx.mailboxes.usage(tenant) for tenant in tenants})
-
-    async def measure_backlog(self) -> tuple[int, int | None]:
-        """Return how many copies wait for the archive, and when the next delayed message falls due (S4, S6)."""
-        return await self.read(lambda tx, _now: (tx.outbox.backlog(), tx.delays.next_due()))
 
     # Transactions of parts and of the rest of the service.
 

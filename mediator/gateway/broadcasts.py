@@ -19,7 +19,7 @@ from mediator.broker import Broker
 from mediator.errors import BadRequestError, UnavailableError
 from mediator.fields import printable
 from mediator.gateway.subscription import BroadcastMessage, EncodedMessage, Publisher, Subscription, log_failure
-from mediator.mailboxes import sending
+from mediator.mailboxes import broadcasting, sending
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.message import HIDDEN_ID, Draft, Message
 from mediator.mailboxes.pushing import Item
@@ -277,9 +277,12 @@ class BroadcastVerb:
         name, message = pending.tail, pending.message
         broadcast = read(name, message.data, message.headers)
         if broadcast.kept:
-            return protocol.encode_success(
-                msg_id=await self._broker.keep_broadcast(pending.tenant, name, broadcast.draft)
+            broker, draft = self._broker, broadcast.draft
+            msg_id = await broker.write(
+                lambda tx, now: broadcasting.keep(tx, broker.bounds, broker.quotas, pending.tenant, name, draft, now),
+                (pending.tenant, broadcasting.HIDDEN),
             )
+            return protocol.encode_success(msg_id=msg_id)
         sending.check(broadcast.draft, broadcast.draft.size, self._broker.bounds, self._broker.clock())
         try:
             subject = f"{control_messages.BROADCAST}{pending.tenant}.{name}"

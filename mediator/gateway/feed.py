@@ -5,7 +5,7 @@ reads more slowly than mail comes, is served alone (it *catches up*) until it is
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import structlog
@@ -63,11 +63,13 @@ class ReadMarks:
         marks, self._marks = self._marks, {}
         ids = sorted(marks)
         for start in range(0, len(ids), AT_ONCE):
-            some = {mailbox_id: marks[mailbox_id] for mailbox_id in ids[start : start + AT_ONCE]}
-            try:
-                await self._broker.note_read(some)
-            except MediatorError as error:
-                log.warning("read marks not stored", error=str(error))
+            await self._write({mailbox_id: marks[mailbox_id] for mailbox_id in ids[start : start + AT_ONCE]})
+
+    async def _write(self, marks: Mapping[int, Sequence[int]]) -> None:
+        try:
+            await self._broker.write(lambda tx, _now: pushing.note(tx, marks), when_full=True)
+        except MediatorError as error:
+            log.warning("read marks not stored", error=str(error))
 
 
 FAN_OUT_BYTES = 8 * 1024 * 1024
@@ -267,7 +269,9 @@ class LiveFeed(Publisher):
         still = Cursor(cursor.lanes, list(cursor.marks), cursor.until)
         while not self._gone:
             try:
-                return await self._broker.look(self._place, self._mailbox_id, still, limit, budget)
+                return await self._broker.read(
+                    lambda tx, now: pushing.look(tx, self._place, self._mailbox_id, still, limit, budget, now)
+                )
             except NoSuchMailboxError:
                 self.stop()
             except MediatorError as error:

@@ -13,6 +13,7 @@ import structlog
 from mediator.broker import Broker
 from mediator.errors import MediatorError, NoSuchMailboxError
 from mediator.gateway.subscription import MessageEncoder, Publisher, Subscription, log_failure
+from mediator.mailboxes import pushing
 from mediator.mailboxes.fetching import Fetched
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.message import Message
@@ -155,7 +156,9 @@ class QueueGroup(Publisher):
             return Fetched(self._mailbox_id, [])
         self._confirmed, self._returned, self._again = [], [], []
         try:
-            return await self._broker.take_turn(request)
+            return await self._broker.write(
+                lambda tx, now: pushing.turn(tx, self._broker.bounds, request, now), self._place, when_full=True
+            )
         except NoSuchMailboxError:
             # The mailbox is gone; its subscriptions stay, and stay silent.
             self._gone = True

@@ -19,6 +19,7 @@ from mediator.gateway.feed import LiveFeed, ReadMarks
 from mediator.gateway.protocol import GatewayProtocol
 from mediator.gateway.queue_groups import QueueGroup
 from mediator.gateway.subscription import EncodedMessage, InFlightCounter, MessageEncoder, Subscription, log_failure
+from mediator.mailboxes import pushing
 from mediator.mailboxes.address import PUBLIC
 from mediator.mailboxes.board import ENDED
 from mediator.mailboxes.bounds import MAX_GROUP_NAME
@@ -89,7 +90,7 @@ class StoredMailSource(ABC):
 
         Raises :class:`NoSuchMailboxError` (N10).
         """
-        mailbox_id, cursor = await self._broker.begin_push(place, lanes)
+        mailbox_id, cursor = await self._broker.read(lambda tx, now: pushing.begin(tx, place, lanes, now))
         feed = self._feeds.get(mailbox_id)
         if feed is None:
             ended = partial(self._feeds.pop, mailbox_id, None)
@@ -106,7 +107,9 @@ class StoredMailSource(ABC):
 
         Raises :class:`NoSuchMailboxError` (N10), :class:`TooManyGroupsError` (A4).
         """
-        mailbox_id = await self._broker.join_queue(place, name, self._keep)
+        mailbox_id = await self._broker.write(
+            lambda tx, now: pushing.join(tx, place, name, self._keep, now), place, when_full=True
+        )
         key = mailbox_id, name
         group = self._groups.get(key)
         if group is None:

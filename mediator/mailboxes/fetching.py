@@ -1,7 +1,7 @@
 """MSG.FETCH: where a group starts, which messages it gets, and which of these are leased (F1–F10)."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from mediator.errors import BadRequestError, TooManyGroupsError
@@ -157,11 +157,11 @@ def serve(
     room = request.num_msgs
     if ack_wait:
         room = min(room, room_for_leases(tx, mailbox, group, leases.running, room, now))
-    taken, fresh, moved = _collect(tx, mailbox, group, _Basket(room, request.budget), lanes, due, claimed, now)
-    note = ""
-    if room < request.num_msgs and not taken.room and _more(tx, mailbox, group, taken, lanes, due, claimed, now):
-        note = FULL
-    items = [(message.lane, message.msg_id) for message in taken.messages]
+    selection = _Selection(tx, mailbox, group, lanes, due, claimed, now, _Basket(room, request.budget))
+    selection.collect()
+    messages, fresh, moved = selection.taken.messages, selection.fresh, selection.moved
+    note = FULL if room < request.num_msgs and not selection.taken.room and selection.has_more() else ""
+    items = [(message.lane, message.msg_id) for message in messages]
     if items and not ack_wait and request.connection and request.max_wait and braked_until is None:
         braked_until = _brake(tx, group, request, items, now)
     if not items or (braked_until is not None and braked_until > now and _count_repeats(tx, group, request, items)):
@@ -181,7 +181,7 @@ def serve(
     if ack_wait:
         if claimed is not None:
             _keep_claimed(tx, group, claimed, fresh)
-        _lease(tx, group, taken.messages, fresh, counts, now + ack_wait)
+        _lease(tx, group, messages, fresh, counts, now + ack_wait)
         # What ends the lease is not the end of a claim.
         tx.claims.forget(group.no, request.connection)
         must_keep = True
@@ -192,64 +192,61 @@ def serve(
     _keep(tx, group, must_keep, moved)
     tx.events.extend(
         message_event(EventType.LEASED if ack_wait else EventType.DELIVERED, now, mailbox, message, group.no)
-        for message in taken.messages
+        for message in messages
     )
-    return Fetched(mailbox.no, taken.messages, note=note)
+    return Fetched(mailbox.no, messages, note=note)
 
 
-def _collect(
-    tx: Transaction,
-    mailbox: Mailbox,
-    group: Group,
-    taken: "_Basket",
-    lanes: Sequence[Lane],
-    due: Sequence[Lease],
-    claimed: Sequence[Collection[int]] | None,
-    now: int,
-) -> tuple["_Basket", list[Message], bool]:
-    """Return what is given, what of it is new to the group, and whether its position moved over empty lanes."""
-    fresh: list[Message] = []
-    moved = False
-    for lane in lanes:
-        repeated = [lease.msg_id for lease in due if lease.lane is lane][: taken.room]
-        if repeated:
-            taken.add(tx.messages.pick(mailbox, repeated, taken.budget, now))
-        if taken.full:
-            break
-        settled = group.settled[lane]
-        new = tx.messages.lane(mailbox, lane, settled, taken.room, taken.budget, now, _behind(claimed, lane, settled))
-        fresh += taken.add(new)
-        if not new and mailbox.next_id - 1 - settled > SKIP_FROM and _empty(tx, mailbox, group, lane):
-            # Stores may have to walk over other lanes' messages to see that there is none of this one.
-            group.skip_to(lane, mailbox.next_id - 1)
-            moved = True
-    return taken, fresh, moved
+@dataclass(slots=True)
+class _Selection:
+    """Chooses what a group is given of some lanes: messages that are due again, then new ones (F3, F6, F9)."""
 
+    tx: Transaction
+    mailbox: Mailbox
+    group: Group
+    lanes: Sequence[Lane]
+    due: Sequence[Lease]
+    claimed: Sequence[Collection[int]] | None
+    """By lane, what other connections claim."""
+    now: int
+    taken: "_Basket"
+    fresh: list[Message] = field(default_factory=list)
+    """What of it is new to the group."""
+    moved: bool = False
+    """Whether the group's position moved over empty lanes."""
 
-def _behind(claimed: Sequence[Collection[int]] | None, lane: Lane, after: int) -> Collection[int]:
-    return () if claimed is None else [msg_id for msg_id in claimed[lane] if msg_id > after]
+    def collect(self) -> None:
+        """Fill the basket."""
+        taken, group, mailbox = self.taken, self.group, self.mailbox
+        for lane in self.lanes:
+            repeated = [lease.msg_id for lease in self.due if lease.lane is lane][: taken.room]
+            if repeated:
+                taken.add(self.tx.messages.pick(mailbox, repeated, taken.budget, self.now))
+            if taken.full:
+                break
+            settled = group.settled[lane]
+            new = self._read(lane, settled, taken.room, taken.budget)
+            self.fresh += taken.add(new)
+            if not new and mailbox.next_id - 1 - settled > SKIP_FROM and _empty(self.tx, mailbox, group, lane):
+                # Stores may have to walk over other lanes' messages to see that there is none of this one.
+                group.skip_to(lane, mailbox.next_id - 1)
+                self.moved = True
 
+    def has_more(self) -> bool:
+        """Whether the lanes hold more for the group than was taken."""
+        given = {message.msg_id for message in self.taken.messages}
+        if any(lease.msg_id not in given for lease in self.due):
+            return True
+        last = list(self.group.settled)
+        for message in self.taken.messages:
+            last[message.lane] = max(last[message.lane], message.msg_id)
+        return any(self._read(lane, last[lane], 1, 1) for lane in self.lanes)
 
-def _more(
-    tx: Transaction,
-    mailbox: Mailbox,
-    group: Group,
-    taken: "_Basket",
-    lanes: Sequence[Lane],
-    due: Sequence[Lease],
-    claimed: Sequence[Collection[int]] | None,
-    now: int,
-) -> bool:
-    """Whether these lanes hold more for the group than was taken."""
-    given = {message.msg_id for message in taken.messages}
-    if any(lease.msg_id not in given for lease in due):
-        return True
-    last = list(group.settled)
-    for message in taken.messages:
-        last[message.lane] = max(last[message.lane], message.msg_id)
-    return any(
-        tx.messages.lane(mailbox, lane, last[lane], 1, 1, now, _behind(claimed, lane, last[lane])) for lane in lanes
-    )
+    def _read(self, lane: Lane, after: int, limit: int, budget: int) -> list[Message]:
+        """Return messages of a lane that nobody else claims."""
+        claimed = self.claimed
+        without = () if claimed is None else [msg_id for msg_id in claimed[lane] if msg_id > after]
+        return self.tx.messages.lane(self.mailbox, lane, after, limit, budget, self.now, without)
 
 
 def _give_without_lease(tx: Transaction, group: Group, due: Sequence[Lease], items: Sequence[tuple[Lane, int]]) -> None:

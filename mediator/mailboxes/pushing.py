@@ -80,12 +80,12 @@ def begin(tx: Transaction, place: Place, lanes: Iterable[Lane], now: int) -> Beg
     return mailbox.no, Cursor(tuple(lanes), [-1] * len(LANES), mailbox.next_id)
 
 
-def look(tx: Transaction, place: Place, no: int, cursor: Cursor, limit: int, budget: int, now: int) -> Found:
+def look(tx: Transaction, place: Place, mailbox_id: int, cursor: Cursor, limit: int, budget: int, now: int) -> Found:
     """Return the next messages of a cursor, which itself stays as it is; one comes whatever its size (E6, E8).
 
     Raises :class:`NoSuchMailboxError` when the mailbox ended, also if the address was created again.
     """
-    mailbox = get_live_mailbox(tx, *place, now, no)
+    mailbox = get_live_mailbox(tx, *place, now, mailbox_id)
     messages: list[Message] = []
     marks = list(cursor.marks)
     for last in (min(cursor.until, mailbox.next_id) - 1, mailbox.next_id - 1):
@@ -237,5 +237,5 @@ def highest(items: Collection[Item]) -> list[int]:
 
 def note(tx: Transaction, confirmed: Mapping[int, Sequence[int]]) -> None:
     """Keep how far the mail of mailboxes, by their numbers, was confirmed per lane (E4)."""
-    for no, mailbox in tx.mailboxes.by_no(confirmed).items():
-        tx.pushed.raise_to(mailbox, confirmed[no])
+    for mailbox_id, mailbox in tx.mailboxes.by_no(confirmed).items():
+        tx.pushed.raise_to(mailbox, confirmed[mailbox_id])

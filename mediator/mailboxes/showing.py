@@ -24,7 +24,7 @@ def show(tx: Transaction, mailbox: Mailbox, message: Message, archive: bool, now
     tx.messages.append(mailbox, message)
     if archive:
         tx.outbox.add(mailbox, message)
-    tx.woken.add(mailbox.place)
+    tx.woken.add((mailbox.tenant, mailbox.address))
     tx.events.append(
         Event(what, now, mailbox.tenant, mailbox.no, message.lane, message.msg_id, message.size, message.created_at)
     )

@@ -226,7 +226,8 @@ class EditionVerbs:
 
     async def _public_list(self, pending: PendingRequest) -> bytes:
         request = read_public_list(pending.tenant, pending.fields)
-        return _encode_page(await self._broker.list_public(request), pending.replies.room())
+        page = await self._broker.read(lambda tx, now: board.list_public(tx, request, now))
+        return _encode_page(page, pending.replies.room())
 
     async def _delete(self, pending: PendingRequest) -> bytes:
         address, msg_id = protocol.address_and_id(pending.tail, ADDRESS)

@@ -9,6 +9,7 @@ from typing import Final
 
 from mediator.broker import Broker
 from mediator.errors import BadRequestError
+from mediator.mailboxes import creating
 from mediator.mailboxes.address import DEFAULT_TENANT, NUMBERED, finds_address, parse_address, redact
 from mediator.mailboxes.bounds import MAX_ACK_WAIT, MIN_ACK_WAIT
 from mediator.mailboxes.mailbox import Mailbox, MailboxRow
@@ -122,7 +123,8 @@ class MailboxOperations:
             ack_wait = read_number(request, "ack_wait_ms", 0, MAX_ACK_WAIT)
             if 0 < ack_wait < MIN_ACK_WAIT:
                 raise BadRequestError("ack_wait_ms", f"expected 0, or {MIN_ACK_WAIT} to {MAX_ACK_WAIT}")
-        mailbox = await self._broker.set_ack_wait(*read_place(request), ack_wait)
+        key = read_place(request)
+        mailbox = await self._broker.write(lambda tx, now: creating.set_ack_wait(tx, *key, ack_wait, now), key)
         return {"mail_address": mailbox.address, "ack_wait_ms": mailbox.ack_wait}
 
     @operation(

@@ -1,11 +1,12 @@
 """Operations on messages of a mailbox: list, show, send, remove them; list, redrive and drop dead ones (F7)."""
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from mediator.broker import Broker
 from mediator.errors import BadRequestError, NoSuchMessageError
 from mediator.fields import Fields
+from mediator.mailboxes import settling
 from mediator.mailboxes.bounds import MAX_FETCH, MAX_IDS
 from mediator.mailboxes.creating import get_live_mailbox
 from mediator.mailboxes.lanes import LANES, parse_lane
@@ -244,7 +245,7 @@ class DeadOperations:
         path=f"{_DEAD_PATH}/redrive",
     )
     async def _redrive(self, request: OperationRequest) -> Answer:
-        return {"redriven": await self._all(self._broker.redrive, request)}
+        return {"redriven": await self._all(settling.redrive, request)}
 
     @operation(
         "dead-drop",
@@ -256,19 +257,21 @@ class DeadOperations:
         path=f"{_DEAD_PATH}/drop",
     )
     async def _drop(self, request: OperationRequest) -> Answer:
-        return {"dropped": await self._all(self._broker.drop, request)}
+        return {"dropped": await self._all(settling.drop, request)}
 
-    async def _all(self, verb: Callable[[Dead], Awaitable[int]], request: OperationRequest) -> int:
+    async def _all(self, rule: Callable[[Transaction, Dead, int], int], request: OperationRequest) -> int:
         given = request.get("msg_ids")
         if given is not None and not isinstance(given, list):
             raise BadRequestError("msg_ids", "expected a list of msg_ids")
         ids = Fields(request).numbers("msg_ids", MAX_IDS)
-        dead = Dead(*read_place(request), read_text(request, "group_name"), ids)
-        total = count = await verb(dead)
-        while ids is None and count == DEAD_SLICE:
-            count = await verb(dead)
+        key = read_place(request)
+        dead = Dead(*key, read_text(request, "group_name"), ids)
+        total = 0
+        while True:
+            count = await self._broker.write(lambda tx, now: rule(tx, dead, now), key, when_full=True)
             total += count
-        return total
+            if ids is not None or count < DEAD_SLICE:
+                return total
 
 
 def _dead(message: Message) -> DeadMessage:

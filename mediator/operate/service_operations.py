@@ -238,7 +238,7 @@ class ServiceOperations:
         try:
             if request.get("quick") is not True:
                 whole += damage_findings(await self._find_damage())
-            backlog, due = await self._broker.measure_backlog()
+            backlog, due = await self._broker.read(lambda tx, _now: (tx.outbox.backlog(), tx.delays.next_due()))
             further = [finding for examine in self._further for finding in await examine()]
         except UnavailableError:
             # The readiness check says why; the rest does not need the store.

@@ -11,12 +11,10 @@ class Pace:
 
     def __init__(self) -> None:
         self._usual = 2 * FAST_SECONDS
+        self.fast = False
+        """Whether the next commit is likely to be fast."""
 
     def note(self, seconds: float) -> None:
         """Count in how long a commit took that wrote something."""
         self._usual += (seconds - self._usual) * WEIGHT
-
-    @property
-    def fast(self) -> bool:
-        """Whether the next commit is likely to be fast."""
-        return self._usual < FAST_SECONDS
+        self.fast = self._usual < FAST_SECONDS

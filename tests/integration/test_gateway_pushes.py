@@ -12,6 +12,7 @@ import nats.errors
 import pytest
 
 from mediator.errors import UnavailableError
+from mediator.mailboxes import pushing
 from mediator.mailboxes.creating import get_live_mailbox
 from mediator.mailboxes.message import Draft
 from mediator.mailboxes.sending import Send
@@ -219,15 +220,14 @@ async def test_a_client_stays_connected_when_a_mailbox_is_missing(house: House) 
 @pytest.mark.rule("N10", "E9")
 async def test_a_pong_waits_for_the_store_but_not_for_ever(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mediator.gateway.subscriptions.ANSWER_SECONDS", 1.0)
-    broker, away = house.service.broker, True
-    begin = broker.begin_push
+    begin, away = pushing.begin, True
 
-    async def fail(*args: Any) -> Any:
+    def fail(*args: Any) -> Any:
         if away:
             raise UnavailableError("disk I/O error")
-        return await begin(*args)
+        return begin(*args)
 
-    monkeypatch.setattr(broker, "begin_push", fail)
+    monkeypatch.setattr(pushing, "begin", fail)
     raw = await house.raw()
     raw.write(b'CONNECT {"verbose":false}\r\nSUB %b.* 1\r\nPING\r\nSUB a 2\r\nPUB a 1\r\nx\r\n' % BOX.encode())
     assert await raw.until(b"MSG") == b"MSG a 2 1", "other messages do not wait"

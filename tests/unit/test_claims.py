@@ -12,6 +12,7 @@ from mediator.mailboxes.events import EventType
 from mediator.mailboxes.fetching import Deliver, Fetch
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.mailbox import Retention
+from mediator.mailboxes.message import Draft
 from mediator.mailboxes.settling import Ack
 from mediator.store.base import Store
 from tests.harness.broker import BOX, GROUP, SECOND, TENANT, Broker
@@ -326,7 +327,7 @@ async def test_a_waiting_fetch_is_held_back_and_answered(store: Store) -> None:
     broker.connection_opened("a")
     try:
         await broker.create(use_cases.creating.Create(TENANT, BOX))
-        await broker.send(use_cases.sending.Send(TENANT, BOX, use_cases.Draft(b"1")))
+        await broker.send(use_cases.sending.Send(TENANT, BOX, Draft(b"1")))
         request = Fetch(TENANT, BOX, GROUP, Deliver.EARLIEST, connection="a", max_wait=40)
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -335,7 +336,7 @@ async def test_a_waiting_fetch_is_held_back_and_answered(store: Store) -> None:
         assert loop.time() - began > 0.1
         waiting = asyncio.create_task(broker.fetch(Fetch(TENANT, BOX, GROUP, connection="a", max_wait=4500)))
         await broker.settle()
-        await broker.send(use_cases.sending.Send(TENANT, BOX, use_cases.Draft(b"2")))
+        await broker.send(use_cases.sending.Send(TENANT, BOX, Draft(b"2")))
         assert [message.msg_id for message in await waiting] == [0, 1], "anything new ends it"
     finally:
         await broker.close()
