@@ -18,7 +18,7 @@ from benchmarks import nats_clients
 from benchmarks.bench import Bench, ResultRow, number, spread
 from benchmarks.costs import COMMITS
 from benchmarks.servers import ServiceProcess, running
-from mediator.store.pace import FAST_SECONDS
+from mediator.store.sqlite import FAST_SECONDS
 from mediator.store.writer import MAX_BATCH, MIN_HALF
 from mediator.system.usage import cpu_seconds
 

@@ -6,8 +6,8 @@ from typing import Any
 import orjson
 
 from mediator.cleanup.collector import CleanupStep, SliceResult
+from mediator.mailboxes.collecting import PlannedRemoval
 from mediator.mailboxes.mailbox import Mailbox
-from mediator.mailboxes.planning import PlannedRemoval
 from mediator.mailboxes.rows import Row
 from mediator.store.base import Transaction
 from mediator.verify.checks import DamageKind, RowCheck, VerifyCheck, orphans

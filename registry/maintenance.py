@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from mediator.cleanup.collector import CleanupStep, SliceResult
-from mediator.mailboxes.planning import PlannedRemoval
+from mediator.mailboxes.collecting import PlannedRemoval
 from mediator.mailboxes.rows import Row
 from mediator.operate.diagnosis import Finding, Level
 from mediator.operate.units import format_count

@@ -6,11 +6,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from mediator.errors import BadRequestError, NoSuchAgentError, QuotaExceededError, SendOnlyError
-from mediator.mailboxes.address import redact
+from mediator.mailboxes.address import is_send_only, redact
 from mediator.mailboxes.bounds import DAY
-from mediator.mailboxes.collecting import Collected
-from mediator.mailboxes.planning import Example, PlannedRemoval
-from mediator.mailboxes.send_only import is_send_only
+from mediator.mailboxes.collecting import Collected, Example, PlannedRemoval
 from registry.cards.card import NAMED, agent_id, keeps_secret, with_send_only
 from registry.records import (
     SIGN,

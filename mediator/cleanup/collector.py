@@ -15,10 +15,9 @@ from mediator.cleanup.clock import ClockRecord, ClockWatch
 from mediator.cleanup.history import CleanupRecorder
 from mediator.errors import MediatorError, UnavailableError
 from mediator.mailboxes import collecting
-from mediator.mailboxes.collecting import Collected
+from mediator.mailboxes.collecting import FIRST_LEASE, Collected, PlannedRemoval, plan, plan_unused_groups
 from mediator.mailboxes.group import LeasePlace
 from mediator.mailboxes.mailbox import Mailbox
-from mediator.mailboxes.planning import FIRST_LEASE, PlannedRemoval, plan, plan_unused_groups
 from mediator.metrics import Metrics
 from mediator.store.base import Transaction
 from mediator.system.freezes import steady_clock

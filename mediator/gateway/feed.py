@@ -15,8 +15,7 @@ from mediator.errors import MediatorError, NoSuchMailboxError
 from mediator.gateway.subscription import MessageBatch, MessageEncoder, Publisher, Subscription, log_failure
 from mediator.mailboxes import pushing
 from mediator.mailboxes.lanes import LANES
-from mediator.mailboxes.pushing import Cursor, Found, Item, Place
-from mediator.mailboxes.window import WINDOW, WINDOW_BYTES
+from mediator.mailboxes.pushing import WINDOW, WINDOW_BYTES, Cursor, Found, Item, Place
 
 STORE_SECONDS = 0.25
 AT_ONCE = 500

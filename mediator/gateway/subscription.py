@@ -12,8 +12,7 @@ import structlog
 
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.message import HIDDEN_ID, Message
-from mediator.mailboxes.pushing import Cursor, Item
-from mediator.mailboxes.window import Entry, Window
+from mediator.mailboxes.pushing import Cursor, Entry, Item, Window
 from mediator.nats.editions import encode_python_push
 from mediator.nats.frames import CRLF, VERSION, decode_body, encode_body, encode_message, encode_message_body
 from mediator.nats.subjects import BROADCAST, Subject, overlaps

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 
 from mediator.errors import BadRequestError, MailboxExistsError, NoSuchMailboxError, SendOnlyError, WrongTokenError
 from mediator.mailboxes import board
-from mediator.mailboxes.address import new_address, writable_address
+from mediator.mailboxes.address import PREFIX, is_send_only, new_address, writable_address
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.events import Event, EventType
 from mediator.mailboxes.mailbox import Kind, Mailbox, NewMailbox, Retention
 from mediator.mailboxes.quotas import Quotas
-from mediator.mailboxes.send_only import PREFIX, is_send_only
 from mediator.mailboxes.transaction import Transaction
 
 TOKEN_BYTES = 24

@@ -9,13 +9,13 @@ from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar
 
 from mediator.mailboxes import rows
+from mediator.mailboxes.address import SendOnlyAddresses
 from mediator.mailboxes.claims import Claims
 from mediator.mailboxes.events import Event
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Mailbox
 from mediator.mailboxes.message import Message
 from mediator.mailboxes.rows import KeptMailbox, Row
-from mediator.mailboxes.send_only import SendOnlyAddresses
 
 T = TypeVar("T")
 

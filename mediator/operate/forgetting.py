@@ -8,10 +8,9 @@ from mediator.broker import Broker
 from mediator.cleanup.collector import CleanupStep
 from mediator.errors import BadRequestError
 from mediator.mailboxes import collecting, creating
-from mediator.mailboxes.address import PUBLIC, writable_address
+from mediator.mailboxes.address import PUBLIC, is_send_only, writable_address
 from mediator.mailboxes.events import EventType
 from mediator.mailboxes.mailbox import Mailbox
-from mediator.mailboxes.send_only import is_send_only
 from mediator.mailboxes.showing import remove
 from mediator.operate.audit import AuditLog
 from mediator.operate.mailbox_operations import read_place

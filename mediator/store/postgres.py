@@ -13,10 +13,10 @@ from peewee import PeeweeException, PostgresqlDatabase
 
 from mediator.errors import BusyError, SetupError, UnavailableError, UncertainError
 from mediator.mailboxes import rows
+from mediator.mailboxes.address import SendOnlyAddresses, is_send_only
 from mediator.mailboxes.claims import Claims
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.rows import KeptMailbox, Row
-from mediator.mailboxes.send_only import SendOnlyAddresses, is_send_only
 from mediator.mailboxes.session import (
     EMPTY_LANES,
     MESSAGE_COLUMNS,
@@ -26,9 +26,8 @@ from mediator.mailboxes.session import (
     UnflushedPositions,
     send_only_addresses,
 )
-from mediator.store.base import Integrity, Place, Transaction
+from mediator.store.base import Integrity, Place, Pool, Transaction
 from mediator.store.migrate import NO_PARTS, migrate
-from mediator.store.pool import Pool
 from mediator.system.extras import install_command
 
 try:
@@ -46,9 +45,8 @@ try:
 except ImportError as error:
     raise SetupError(f"PostgreSQL needs its driver: {install_command('postgres')}") from error
 
-from mediator.store.arrays import Array, BigInts, Blobs, Texts
 from mediator.store.postgres_reserve import STATEMENT_SECONDS, PostgresReserve
-from mediator.store.wire import Connection, Wire
+from mediator.store.wire import Array, BigInts, Blobs, Connection, Texts, Wire
 
 READERS = 4
 READ_SECONDS = 4

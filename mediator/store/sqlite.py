@@ -15,18 +15,14 @@ import structlog
 from peewee import SqliteDatabase
 
 from mediator.errors import StoreDamagedError, UnavailableError
+from mediator.mailboxes.address import SendOnlyAddresses
 from mediator.mailboxes.claims import Claims
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.rows import MESSAGE, KeptMailbox, Row
-from mediator.mailboxes.send_only import SendOnlyAddresses
 from mediator.mailboxes.session import MESSAGE_COLUMNS, Counts, MailboxCache, Session, UnflushedPositions
-from mediator.store.base import Integrity, Place, Transaction
-from mediator.store.log_space import AHEAD, lengthen
+from mediator.store.base import Integrity, Place, Pool, Transaction
 from mediator.store.migrate import NO_PARTS, migrate
-from mediator.store.pace import Pace
-from mediator.store.pool import Pool
-from mediator.store.reserve import Reserve
-from mediator.store.sqlite_file import connect_to_read, find_damage, hold, translate
+from mediator.store.sqlite_file import AHEAD, Reserve, connect_to_read, find_damage, hold, lengthen, translate
 from mediator.system.private_files import make_file, make_folder
 
 CACHED_MAILBOXES = 50_000
@@ -72,6 +68,28 @@ _INSERT = {
     False: _inserts(_COLUMNS),
 }
 """By whether the rare columns of all rows are NULL."""
+
+
+# Whether commits are so fast that the event loop may wait for one itself.
+
+FAST_SECONDS = 0.002
+"""Commits that take less are fast: a turn of threads costs the loop a good part of that."""
+WEIGHT = 1 / 8
+"""What the last commit counts in the moving average: a disk that stalls is left to the thread for about 16 commits."""
+
+
+class Pace:
+    """How long commits took lately; slow until the first of them prove otherwise. Used by one thread at a time."""
+
+    def __init__(self) -> None:
+        self._usual = 2 * FAST_SECONDS
+        self.fast = False
+        """Whether the next commit is likely to be fast."""
+
+    def note(self, seconds: float) -> None:
+        """Count in how long a commit took that wrote something."""
+        self._usual += (seconds - self._usual) * WEIGHT
+        self.fast = self._usual < FAST_SECONDS
 
 
 class SqliteStore:

@@ -18,8 +18,7 @@ from mediator.errors import (
 from mediator.mailboxes import creating
 from mediator.mailboxes.address import redact
 from mediator.mailboxes.bounds import Bounds
-from mediator.mailboxes.collecting import Collected
-from mediator.mailboxes.planning import Example, PlannedRemoval
+from mediator.mailboxes.collecting import Collected, Example, PlannedRemoval
 from pickup.rules import granting, replays
 from pickup.rules.granting import is_denied
 from pickup.rules.ports import ConnectionCursor, MediationTransaction

@@ -16,8 +16,7 @@ import orjson
 from mediator.broker import Broker
 from mediator.errors import BadRequestError
 from mediator.fields import Fields
-from mediator.mailboxes.address import DEFAULT_TENANT, is_generated, redact
-from mediator.mailboxes.send_only import is_send_only
+from mediator.mailboxes.address import DEFAULT_TENANT, is_generated, is_send_only, redact
 from mediator.operate.operations import (
     ADDRESS,
     ANY,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mediator.announcer import Announcer
 from mediator.broker import Broker
 from mediator.errors import BadRequestError
-from mediator.mailboxes.send_only import is_send_only
+from mediator.mailboxes.address import is_send_only
 from mediator.store.base import Transaction
 from registry.cards.card import read_shown
 from registry.embedding.switching import EmbeddingModels

@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from mediator.errors import NoSuchMailboxError, TooManyGroupsError
-from mediator.mailboxes import collecting, planning, pushing
+from mediator.mailboxes import collecting, pushing
 from mediator.mailboxes.group import MAX_GROUPS, Lease
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.pushing import Turn
@@ -167,11 +167,11 @@ def test_a_group_is_listed_while_it_has_members(house):
     house.now = seen + KEEP
     assert forget() == 0
     house.now += 1
-    [finding] = house.run(lambda tx: planning.plan_unused_groups(tx, KEEP, house.now, 5))
+    [finding] = house.run(lambda tx: collecting.plan_unused_groups(tx, KEEP, house.now, 5))
     assert (finding.count, [example.expired_at for example in finding.examples]) == (1, [seen + KEEP])
     assert house.run(lambda tx: collecting.forget_unused_groups(tx, 0, house.now, 100)).groups == 0
     assert forget() == 1
-    assert house.run(lambda tx: planning.plan_unused_groups(tx, KEEP, house.now, 5)) == []
+    assert house.run(lambda tx: collecting.plan_unused_groups(tx, KEEP, house.now, 5)) == []
     with pytest.raises(NoSuchMailboxError):
         house.turn(no, lanes=LANES, room=1, budget=1)
 

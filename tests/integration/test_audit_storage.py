@@ -40,8 +40,8 @@ from mediator.mailboxes.settling import Ack
 from mediator.metrics import Metrics
 from mediator.operate.control import send_command
 from mediator.store import sqlite as sqlite_module
-from mediator.store.log_space import AHEAD, STEP
 from mediator.store.sqlite import SqliteStore
+from mediator.store.sqlite_file import AHEAD, STEP
 from pickup.broker import MediationBroker
 from pickup.client import Holder, HttpStatusError, ProblemError, Sender, Wallet
 from pickup.rules import connecting

@@ -10,7 +10,7 @@ import pytest
 from mediator.gateway.broadcasts import BACKLOG
 from mediator.mailboxes.broadcasting import HIDDEN
 from mediator.mailboxes.creating import get_live_mailbox
-from mediator.mailboxes.window import WINDOW
+from mediator.mailboxes.pushing import WINDOW
 from mediator.nats.subjects import RefusedSubject, classify
 from mediator.store.base import Transaction
 from tests.harness.door import Service, serving_two

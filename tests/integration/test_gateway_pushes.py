@@ -15,8 +15,8 @@ from mediator.errors import UnavailableError
 from mediator.mailboxes import pushing
 from mediator.mailboxes.creating import get_live_mailbox
 from mediator.mailboxes.message import Draft
+from mediator.mailboxes.pushing import WINDOW
 from mediator.mailboxes.sending import Send
-from mediator.mailboxes.window import WINDOW
 from mediator.nats.accounts import AccountUser, TenantAccount
 from mediator.nats.connection import NatsConnection
 from mediator.settings.sections import PushSettings

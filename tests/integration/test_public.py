@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mediator.mailboxes import collecting, window
+from mediator.mailboxes import collecting, pushing
 from tests.harness.door import Service, serving_two
 from tests.harness.pushes import Pushes, Subscriber, pushes, pushes_of, service
 from tests.harness.waiting import until
@@ -96,11 +96,11 @@ async def test_who_comes_later_hears_nothing_of_what_ended_before(service: Servi
 
 @pytest.mark.rule("E10", "E7")
 async def test_who_reads_slowly_gets_the_last_state_of_each(service: Service, pushes: Pushes) -> None:
-    count = window.WINDOW + 20
+    count = pushing.WINDOW + 20
     await asyncio.gather(*(service.create(f"b{number}", public=True) for number in range(count)))
     tokens = {name: await service.create(name, public=True) for name in ("often", "gone")}
     slow = await pushes.subscribe("PUBLIC.LIST", reads=False)
-    await slow.got(window.WINDOW)
+    await slow.got(pushing.WINDOW)
     for number in range(50):
         await service.done("MAILBOX.UPDATE.often", {"token": tokens["often"], "desc": str(number)})
     await service.broker.delete_mailbox("default", "gone")

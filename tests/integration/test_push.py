@@ -12,8 +12,8 @@ import pytest
 from mediator.errors import NoSuchMailboxError
 from mediator.mailboxes.creating import get_live_mailbox
 from mediator.mailboxes.message import Draft
+from mediator.mailboxes.pushing import WINDOW, WINDOW_BYTES
 from mediator.mailboxes.sending import Send
-from mediator.mailboxes.window import WINDOW, WINDOW_BYTES
 from tests.harness.door import Service, serving_two
 from tests.harness.pushes import Push, Pushes, Subscriber, pushes, pushes_of, service
 from tests.harness.waiting import until

@@ -11,8 +11,8 @@ from mediator.mailboxes import pushing
 from mediator.mailboxes.bounds import DAY
 from mediator.mailboxes.creating import get_live_mailbox
 from mediator.mailboxes.message import Draft
+from mediator.mailboxes.pushing import WINDOW, WINDOW_BYTES
 from mediator.mailboxes.sending import Send
-from mediator.mailboxes.window import WINDOW, WINDOW_BYTES
 from mediator.store.base import Transaction
 from tests.harness.door import PUSH, Service, ids, serving
 from tests.harness.pushes import Pushes, pushes_of

@@ -12,7 +12,7 @@ from mediator.gateway import broadcasts
 from mediator.gateway.broadcasts import BACKLOG, BACKLOG_BYTES, BroadcastChannel, BroadcastHub
 from mediator.gateway.subscription import BroadcastMessage, InFlightCounter, Subscription
 from mediator.mailboxes.lanes import Lane
-from mediator.mailboxes.window import WINDOW, WINDOW_BYTES
+from mediator.mailboxes.pushing import WINDOW, WINDOW_BYTES
 from mediator.nats.connection import NatsConnection
 from mediator.nats.subjects import PlainSubject, PublicListSubject, classify, overlaps
 

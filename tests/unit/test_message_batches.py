@@ -12,8 +12,7 @@ from mediator.gateway.feed import LiveFeed, push_batch
 from mediator.gateway.subscription import EncodedMessage, InFlightCounter, MessageBatch, Subscription
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.message import HIDDEN_ID, Message
-from mediator.mailboxes.pushing import Cursor
-from mediator.mailboxes.window import WINDOW, WINDOW_BYTES
+from mediator.mailboxes.pushing import WINDOW, WINDOW_BYTES, Cursor
 from mediator.nats.subjects import PlainSubject
 
 LANE = st.sampled_from(LANES)

@@ -1,6 +1,6 @@
 """Which commits the event loop may wait for."""
 
-from mediator.store.pace import FAST_SECONDS, Pace
+from mediator.store.sqlite import FAST_SECONDS, Pace
 
 
 def noted(*seconds: float) -> Pace:

@@ -4,7 +4,7 @@ import pytest
 
 from mediator.mailboxes import collecting
 from mediator.mailboxes.address import redact
-from mediator.mailboxes.planning import EMPTIED, FIRST_LEASE, FREED, GONE, LAST, OVER, PlannedRemoval, plan
+from mediator.mailboxes.collecting import EMPTIED, FIRST_LEASE, FREED, GONE, LAST, OVER, PlannedRemoval, plan
 from tests.harness.broker import BOX, DAY, GROUP, HOUR, START, TENANT, Broker
 
 

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from mediator.errors import BadRequestError, MediatorError, NoSuchMailboxError, SendOnlyError
 from mediator.mailboxes import pushing
-from mediator.mailboxes.address import parse_address
+from mediator.mailboxes.address import SendOnlyAddresses, is_send_only, parse_address
 from mediator.mailboxes.lanes import LANES
-from mediator.mailboxes.send_only import SendOnlyAddresses, is_send_only
 from tests.harness.broker import BOX, DAY, GROUP, HOUR, SECOND, TENANT, Broker
 
 KEYED = SendOnlyAddresses(bytes(32))

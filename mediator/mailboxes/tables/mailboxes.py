@@ -4,11 +4,10 @@ from collections.abc import Iterable, Sequence
 from hmac import compare_digest
 
 from mediator.mailboxes import rows
-from mediator.mailboxes.address import PUBLIC
+from mediator.mailboxes.address import PUBLIC, is_send_only
 from mediator.mailboxes.mailbox import Kind, Mailbox, MailboxRow, NewMailbox, Retention
 from mediator.mailboxes.message import MAX_EXPIRED, Usage
 from mediator.mailboxes.rows import KeptMailbox, Row
-from mediator.mailboxes.send_only import is_send_only
 from mediator.mailboxes.session import Table, send_only_addresses
 from mediator.mailboxes.tables.messages import EXPIRED
 
