@@ -18,6 +18,12 @@ def store() -> Store:
 
 
 @pytest.fixture
+def histories() -> int:
+    """How many random histories a test plays; tests/slow/rules, with a server between, says fewer."""
+    return 150
+
+
+@pytest.fixture
 def broker(store: Store) -> Broker:
     return Broker(store)
 

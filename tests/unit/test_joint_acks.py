@@ -65,8 +65,8 @@ def told(events: list[Event]) -> list[Any]:
 
 @pytest.mark.rule("K2", "K3", "K4", "A5")
 @pytest.mark.parametrize("retention", Retention)
-def test_joint_acks_do_what_each_would(broker: Broker, retention: Retention) -> None:
-    for seed in range(150):
+def test_joint_acks_do_what_each_would(broker: Broker, retention: Retention, histories: int) -> None:
+    for seed in range(histories):
         chance = Random(seed)
         sent = prepare(broker, chance, retention)
         acks = [chance.choices(range(sent + 1), k=chance.randrange(4)) for _ in range(chance.randrange(1, 7))]

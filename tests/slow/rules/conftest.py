@@ -32,6 +32,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
+def histories() -> int:
+    return 20
+
+
+@pytest.fixture
 def store(postgres: Server) -> Iterator[Store]:
     # Its driver is an extra: asked for after the fixture, which skips without it.
     from mediator.store.postgres import PostgresStore
