@@ -17,8 +17,10 @@ from yarl import URL
 
 from mediator.app import RunningService, open_service
 from mediator.http.callers import read_local_token
+from mediator.store.opening import database_path
 from tests.harness.core import make_settings
 from tests.harness.door import parsed
+from tests.harness.stores import migrated
 
 PREFIX = "$mq9.AI."
 PATIENCE = 30.0
@@ -103,6 +105,8 @@ async def app(folder: Path, **options: Any) -> AsyncIterator[App]:
     switch, thresholds = sys.getswitchinterval(), gc.get_threshold()
     chosen = {"registry": {"semantic": False}, "didcomm": {"enabled": False}, "journal": {"enabled": False}, **options}
     settings = make_settings(data_dir=folder, nats="127.0.0.1:0", http="127.0.0.1:0", **chosen)
+    if "database_url" not in options:
+        migrated(database_path(folder))
     try:
         async with contextlib.AsyncExitStack() as stack:
             service = await stack.enter_async_context(open_service(settings))

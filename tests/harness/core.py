@@ -31,6 +31,7 @@ from pickup.rules.records import MediationRules
 from registry.maintenance import RemovedAgents, SilentAgents
 from registry.records import Liveness
 from tests.harness.clock import ShiftedClock
+from tests.harness.stores import migrated
 
 TENANT = "default"
 BOX = "task"
@@ -97,7 +98,7 @@ async def core(
 ) -> AsyncIterator[Core]:
     """Open one on a directory; ``enabled``: it cleans up by itself, each second; ``audited``: it keeps acts."""
     clock = clock or ShiftedClock()
-    store = SqliteStore(database_path(data_dir))
+    store = SqliteStore(migrated(database_path(data_dir)))
     try:
         broker = Broker(store, Bounds(), clock=clock)
         metrics = Metrics()

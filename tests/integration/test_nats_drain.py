@@ -32,6 +32,7 @@ from mediator.nats.server import find_binary
 from mediator.store.base import Place
 from mediator.store.sqlite import SqliteStore
 from tests.harness.door import PREFIX, both_ways, ids, parsed, payloads, refused, serving
+from tests.harness.stores import migrated
 from tests.harness.waiting import until
 
 __all__ = ["both_ways"]
@@ -65,7 +66,7 @@ class Gated(SqliteStore):
 
 @contextlib.contextmanager
 def reopened(folder: Path) -> Iterator[SqliteStore]:
-    store = SqliteStore(folder / "mail.db")
+    store = SqliteStore(migrated(folder / "mail.db"))
     try:
         yield store
     finally:
@@ -415,7 +416,7 @@ async def test_a_store_that_fails_is_an_error_and_no_silence(tmp_path: Path) -> 
 
 @pytest.mark.rule("A9", "A8")
 async def test_a_database_that_became_read_only(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "mail.db")
+    store = SqliteStore(migrated(tmp_path / "mail.db"))
     async with serving(tmp_path, store=store) as service:
         await service.create()
         await service.send(b"before")

@@ -19,6 +19,7 @@ from mediator.store.sqlite import SqliteStore
 from pickup.tables import MediationTables
 from tests.harness.clock import ShiftedClock
 from tests.harness.core import BOX, HOUR, MINUTE, SECOND, TENANT, Core, core
+from tests.harness.stores import migrated
 from tests.harness.waiting import until
 
 LATE_BUCKET = "10.0"
@@ -71,7 +72,7 @@ async def test_much_that_falls_due_comes_on_time_and_in_due_order(tmp_path: Path
 @pytest.mark.rule("S4", "A8")
 async def test_mail_due_during_a_stop_comes_at_the_start_in_order(tmp_path: Path) -> None:
     clock, count = ShiftedClock(), 300
-    store = SqliteStore(database_path(tmp_path))
+    store = SqliteStore(migrated(database_path(tmp_path)))
     broker = Broker(store, Bounds(), clock=clock)
     await broker.create(Create(TENANT, BOX))
     now = wall_clock()

@@ -34,6 +34,7 @@ from mediator.store.sqlite import SqliteStore
 from mediator.verify.report import VerifyReport, all_checks
 from tests.harness.core import make_settings
 from tests.harness.postgres import Server
+from tests.harness.stores import migrated
 from tests.harness.verified import verify_all
 
 TENANT = "default"
@@ -43,7 +44,7 @@ PAGE = 4096
 @asynccontextmanager
 async def opened(data_dir: Path) -> AsyncIterator[Broker]:
     """Open a broker with its journal, as a service does."""
-    store = SqliteStore(database_path(data_dir))
+    store = SqliteStore(migrated(database_path(data_dir)))
     journal = JournalWriter(make_settings().journal, data_dir, "test", Metrics())
     broker = Broker(store, Bounds(), observers=[journal.observe])
     try:
@@ -185,7 +186,7 @@ def test_what_was_only_used_is_not_damaged(data_dir: Path):
 
 async def test_removals_without_a_journal_are_not_losses(data_dir: Path):
     off = make_settings(journal={"enabled": False}).journal
-    store = SqliteStore(database_path(data_dir))
+    store = SqliteStore(migrated(database_path(data_dir)))
     broker = Broker(store, Bounds())
     await JournalWriter(off, data_dir, "test", Metrics()).start(broker)
     await broker.delete_mailbox(TENANT, "gone")

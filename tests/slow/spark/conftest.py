@@ -21,6 +21,7 @@ from pipeline.source.datasource import register
 from tests.harness.postgres import Server
 from tests.harness.service import Service, Services
 from tests.harness.spark import small
+from tests.harness.stores import migrated
 from tests.slow.spark.mail import Mail, mail_of
 
 Call: TypeAlias = Callable[..., tuple[int, str, str]]
@@ -99,7 +100,7 @@ def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenS
     with ExitStack() as stack:
         if request.param == "sqlite":
             yield OpenStore(
-                stack.enter_context(closing(SqliteStore(tmp_path / "mediator.db"))), "data.dir", str(tmp_path)
+                stack.enter_context(closing(SqliteStore(migrated(tmp_path / "mediator.db")))), "data.dir", str(tmp_path)
             )
             return
         server: Server = request.getfixturevalue("postgres")

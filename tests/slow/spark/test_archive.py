@@ -25,6 +25,7 @@ from pipeline.lake.delta import lock_lake
 from pipeline.lake.sealing import Key, Opener, Sealer, read_keys
 from pipeline.source.options import ReadOptions, parse
 from tests.harness.samples import T0, add, put
+from tests.harness.stores import migrated
 from tests.slow.spark.test_source_batch import Kept, kept, row, rows
 
 __all__ = ["kept"]
@@ -130,7 +131,7 @@ def test_a_run_that_ends_between_its_steps_leaves_nothing_twice(
 
 
 def test_an_outbox_that_lets_nothing_go_ends_the_run(spark: SparkSession, tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "mediator.db")
+    store = SqliteStore(migrated(tmp_path / "mediator.db"))
     sent = fill(store, 2)
     with pytest.raises(UnavailableError, match="removed messages are still in the outbox"):
         archive(spark, ReadOptions(data_dir=tmp_path), tmp_path / "lake", None, lambda copies: None)
@@ -157,7 +158,7 @@ def test_a_store_whose_numbers_restart_is_another_source(spark: SparkSession, tm
     sent = []
     for name, begin in (("one", T0), ("two", T0 + 1)):
         (tmp_path / name).mkdir()
-        store = SqliteStore(tmp_path / name / "mediator.db")
+        store = SqliteStore(migrated(tmp_path / name / "mediator.db"))
         sent += fill(store, 3, begin=begin)
         found = archive(spark, ReadOptions(data_dir=tmp_path / name), tmp_path / "lake", None, remove(store))
         assert found == ArchiveResult(messages=3)
@@ -167,7 +168,7 @@ def test_a_store_whose_numbers_restart_is_another_source(spark: SparkSession, tm
 
 def test_sealed_mail_is_not_readable_in_the_lake(spark: SparkSession, tmp_path: Path) -> None:
     lake = tmp_path / "lake"
-    store = SqliteStore(tmp_path / "mediator.db")
+    store = SqliteStore(migrated(tmp_path / "mediator.db"))
     secret = {"payload": b"HUSH-payload", "headers": {"HUSH-name": "HUSH-value"}, "key": "k"}
     sent = fill(store, 1)
     archive(spark, ReadOptions(data_dir=tmp_path), lake, None, remove(store))
@@ -229,7 +230,7 @@ def test_a_key_file(tmp_path: Path) -> None:
 
 def test_a_lake_in_use_or_none_and_upkeep(spark: SparkSession, tmp_path: Path) -> None:
     lake = tmp_path / "lake"
-    store = SqliteStore(tmp_path / "mediator.db")
+    store = SqliteStore(migrated(tmp_path / "mediator.db"))
     with pytest.raises(SetupError, match="not a lake"):
         read_archive(spark, lake)
     with lock_lake(lake, create=True):
@@ -247,7 +248,7 @@ def test_a_lake_in_use_or_none_and_upkeep(spark: SparkSession, tmp_path: Path) -
 
 @pytest.mark.parametrize("key", [None, KEY])
 def test_a_mailbox_is_forgotten_with_its_files(spark: SparkSession, tmp_path: Path, key: Key | None) -> None:
-    store = SqliteStore(tmp_path / "mediator.db")
+    store = SqliteStore(migrated(tmp_path / "mediator.db"))
     lake = tmp_path / "lake [1]"
     sent = fill(store, 9, "other")
     secret = b"nobody must read this again"
