@@ -1,8 +1,8 @@
-"""The whole life of a few thousand mailboxes, through the public subjects alone, and every message accounted for.
+"""The whole life of a thousand mailboxes, through the public subjects alone, and every message accounted for.
 
 Agents create mailboxes, send each other requests and answers, read them in groups with and without leases, crash,
 give back, delete and look, while an accountant keeps books beside the service. MEDIATOR_TEST_MAILBOXES sets how many
-mailboxes there are (default 2000: under a minute for a variant on two busy cores), MEDIATOR_TEST_SEED the course.
+mailboxes there are (default 1000: half a minute for a variant on two busy cores), MEDIATOR_TEST_SEED the course.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from tests.harness.client import Answer, Client
 from tests.harness.service import Service, Services
 from tests.harness.waiting import until
 
-MAILBOXES = int(os.environ.get("MEDIATOR_TEST_MAILBOXES", "2000"))
+MAILBOXES = int(os.environ.get("MEDIATOR_TEST_MAILBOXES", "1000"))
 SEED = int(os.environ.get("MEDIATOR_TEST_SEED", "20260101"))
 
 CONNECTIONS = 4
