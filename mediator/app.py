@@ -67,7 +67,7 @@ from mediator.store.base import Store
 from mediator.store.opening import open_store
 from mediator.system.limits import budget_files, limit_arenas
 from mediator.system.private_files import narrow
-from mediator.tenants.directory import LOOK_SECONDS, TenantDirectory, TenantUpdater
+from mediator.tenants.directory import REFRESH_SECONDS, TenantDirectory, TenantUpdater
 from mediator.tracing.opening import Instruments, open_tracing
 
 HEALTH_SECONDS = 10
@@ -303,7 +303,7 @@ async def _open_tenants(host: Host, managed: ManagedTenants | None) -> AsyncIter
     apply = None if managed is None else managed.apply
     updater = TenantUpdater(host.broker, host.tenants, apply, host.announcer("tenants"))
     await updater.open()
-    host.add_job(updater.look, LOOK_SECONDS, "changes of tenants")
+    host.add_job(updater.refresh, REFRESH_SECONDS, "changes of tenants")
     host.operations.add_methods(TenantOperations(host.broker, host.settings, host.tenants, updater))
     try:
         yield
@@ -313,8 +313,8 @@ async def _open_tenants(host: Host, managed: ManagedTenants | None) -> AsyncIter
 
 def _count_by_tenant(host: Host) -> None:
     """Expose metrics by tenant, where that is asked for."""
-    if most := host.settings.metrics_per_tenant:
-        counts = TenantMetrics(host.metrics.registry, most, host.tenants.names)
+    if max_tenants := host.settings.metrics_per_tenant:
+        counts = TenantMetrics(host.metrics.registry, max_tenants, host.tenants.names)
         host.broker.listen(counts.committed)
         host.broker.quotas.refused = counts.refused
         host.add_job(partial(counts.measure, host.broker), MEASURE_SECONDS, "use by tenant")

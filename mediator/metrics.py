@@ -78,7 +78,7 @@ class RequestSeries(Collector):
         self._counts: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._durations: defaultdict[str, _Durations] = defaultdict(_Durations)
 
-    def note(self, verb: str, outcome: str, seconds: float) -> None:
+    def count(self, verb: str, outcome: str, seconds: float) -> None:
         """Count one request."""
         self._counts[verb, outcome] += 1
         durations = self._durations[verb]
@@ -183,7 +183,7 @@ class Metrics:
 
     def request(self, verb: str, outcome: str, seconds: float) -> None:
         """Count one answered request; ``verb`` is a word of ours, ``outcome`` is :data:`OK` or an error's code."""
-        self._requests.note(verb, outcome, seconds)
+        self._requests.count(verb, outcome, seconds)
 
     def committed(self, committed: Committed) -> None:
         """Count one commit of the store, and what it did to messages and mailboxes."""
@@ -215,10 +215,10 @@ class Metrics:
 class TenantMetrics:
     """Series with a label for the tenant. The first tenants have their own: configured ones, then as they come."""
 
-    def __init__(self, registry: CollectorRegistry, most: int, configured: Iterable[str]) -> None:
+    def __init__(self, registry: CollectorRegistry, max_tenants: int, configured: Iterable[str]) -> None:
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
-        self._most = most
-        self._names = dict.fromkeys(list(configured)[:most])
+        self._max_tenants = max_tenants
+        self._names = dict.fromkeys(list(configured)[:max_tenants])
         self._messages = counter(
             "mediator_tenant_messages", "What happened to messages, by tenant.", ["tenant", "event"]
         )
@@ -254,7 +254,7 @@ class TenantMetrics:
 
     def _label(self, tenant: str) -> str:
         if tenant not in self._names:
-            if len(self._names) >= self._most:
+            if len(self._names) >= self._max_tenants:
                 return OTHERS
             self._names[tenant] = None
         return tenant

@@ -31,7 +31,7 @@ class ClockWatch:
         self._offset = wall - steady if offset is None else offset
         self.ahead = 0
         """By how much the clock jumped ahead; 0 while expiry is not paused."""
-        self.look(wall, steady)
+        self.compare(wall, steady)
 
     @property
     def offset(self) -> int:
@@ -43,7 +43,7 @@ class ClockWatch:
         """Whether expiry is paused."""
         return self.ahead > 0
 
-    def look(self, wall: int, steady: int) -> None:
+    def compare(self, wall: int, steady: int) -> None:
         """Compare the clocks: pause if the wall clock jumped ahead, resume if it was set back."""
         offset = wall - steady
         if self._jumped(offset):
@@ -53,7 +53,7 @@ class ClockWatch:
             self._offset = offset
 
     def trusts(self, wall: int, steady: int) -> bool:
-        """Whether mail may expire at this time; from any thread, also before the next :meth:`look` noticed a jump."""
+        """Whether mail may expire at this time; from any thread, even before :meth:`compare` noticed a jump."""
         return not self.paused and not self._jumped(wall - steady)
 
     def confirm(self, wall: int, steady: int) -> None:

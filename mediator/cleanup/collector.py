@@ -145,10 +145,10 @@ class Collector:
         """Whether mail may expire at this time; from any thread."""
         return self._watch.trusts(now, steady_clock())
 
-    def look(self, wall: int) -> None:
+    def compare_clocks(self, wall: int) -> None:
         """Compare the clocks, and pause or resume."""
         was = self._watch.paused
-        self._watch.look(wall, steady_clock())
+        self._watch.compare(wall, steady_clock())
         self._report(was)
 
     def confirm(self, wall: int) -> int:
@@ -174,21 +174,21 @@ class Collector:
         Raises :class:`UnavailableError` when the clock jumped, or when the store cannot be written.
         """
         async with self._turn:
-            self.look(broker.clock())
+            self.compare_clocks(broker.clock())
             if self.paused:
                 raise UnavailableError(self.paused)
             total: Counter[str] = Counter()
             started_at, begun = broker.clock(), time.perf_counter()
 
-            def note(error: str = "") -> None:
-                self._history.note(started_at, round((time.perf_counter() - begun) * 1000), total, error)
+            def record(error: str = "") -> None:
+                self._history.record(started_at, round((time.perf_counter() - begun) * 1000), total, error)
 
             try:
                 await self._run_steps(broker, total)
             except MediatorError as error:
-                note(str(error))
+                record(str(error))
                 raise
-            note()
+            record()
             self.last = total
             if total:
                 _log.debug("cleaned up", **total)
@@ -208,7 +208,7 @@ class Collector:
             step, size = self._steps[name]
             done = await self._slice(broker, step, size)
             if done is None:
-                self.look(broker.clock())
+                self.compare_clocks(broker.clock())
                 raise UnavailableError(self.paused or "the clock was moved during the clean-up")
             step.cursor = done.cursor
             self._count(done.removed, total)

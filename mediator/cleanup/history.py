@@ -12,11 +12,11 @@ from mediator.mailboxes.session import Table
 from mediator.store.base import Transaction
 
 MINUTE = 60_000
-KEPT = 10_000
+MAX_ROWS = 10_000
 """Rows that are kept: a week of a service that always has something to remove."""
 MAX_ERROR = 500
 """Characters kept of an error."""
-UNWRITTEN = 100
+MAX_UNWRITTEN = 100
 """Minutes of failed passes that are remembered until the store can be written again."""
 
 
@@ -36,11 +36,11 @@ class CleanupPasses:
     error: str = ""
     """Why the last of them that failed did so."""
 
-    def joins(self, other: "CleanupPasses") -> bool:
+    def can_merge(self, other: "CleanupPasses") -> bool:
         """Whether these and later ones are kept as one."""
         return self.instance == other.instance and self.started_at // MINUTE == other.started_at // MINUTE
 
-    def joined(self, other: "CleanupPasses") -> "CleanupPasses":
+    def merged(self, other: "CleanupPasses") -> "CleanupPasses":
         """Return these and later ones as one."""
         return replace(
             self,
@@ -63,8 +63,8 @@ class CleanupHistory(Table):
             f"SELECT no, {self._COLUMNS} FROM cleanup_history WHERE instance = ? ORDER BY no DESC LIMIT 1",
             (passes.instance,),
         )
-        if last is not None and (known := _passes(last[1:])).joins(passes):
-            now = known.joined(passes)
+        if last is not None and (known := _passes(last[1:])).can_merge(passes):
+            now = known.merged(passes)
             self._execute(
                 "UPDATE cleanup_history SET took = ?, removed = ?, passes = ?, failed = ?, error = ? WHERE no = ?",
                 (now.took, orjson.dumps(now.removed).decode(), now.passes, now.failed, now.error, last[0]),
@@ -77,7 +77,7 @@ class CleanupHistory(Table):
                 *(passes.passes, passes.failed, passes.error),
             ),
         )
-        self._execute("DELETE FROM cleanup_history WHERE no <= ?", (no - KEPT,))
+        self._execute("DELETE FROM cleanup_history WHERE no <= ?", (no - MAX_ROWS,))
 
     def newest(self, before: int | None, limit: int) -> list[tuple[int, CleanupPasses]]:
         """Return passes with their numbers, the newest first."""
@@ -98,19 +98,19 @@ class CleanupRecorder:
         self._instance = instance
         self._unwritten: list[CleanupPasses] = []
 
-    def note(self, started_at: int, took: int, removed: Mapping[str, int], error: str = "") -> None:
-        """Note a pass; ``error``, if any, says why it failed."""
+    def record(self, started_at: int, took: int, removed: Mapping[str, int], error: str = "") -> None:
+        """Remember a pass; ``error``, if any, says why it failed."""
         if not removed and not error:
             return
         one = CleanupPasses(
             self._instance, started_at, took, dict(removed), failed=1 if error else 0, error=error[:MAX_ERROR]
         )
-        if self._unwritten and self._unwritten[-1].joins(one):
-            one = self._unwritten.pop().joined(one)
-        self._unwritten = [*self._unwritten[1 - UNWRITTEN :], one]
+        if self._unwritten and self._unwritten[-1].can_merge(one):
+            one = self._unwritten.pop().merged(one)
+        self._unwritten = [*self._unwritten[1 - MAX_UNWRITTEN :], one]
 
     async def write(self, broker: Broker) -> None:
-        """Write down what was noted; raises :class:`MediatorError` as the broker does, and keeps it then."""
+        """Write down what was recorded; raises :class:`MediatorError` as the broker does, and keeps it then."""
         if unwritten := self._unwritten:
 
             def work(tx: Transaction, _now: int) -> None:

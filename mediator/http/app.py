@@ -90,7 +90,7 @@ def lift_time_limit(request: web.Request) -> None:
     """Remove the time limit of a request that has become a WebSocket, which has limits of its own."""
     request[_LIMIT].reschedule(None)
     if isinstance(request.protocol, HttpConnection):
-        request.protocol.lift()
+        request.protocol.exempt()
 
 
 def extend_time_limit(request: web.Request, seconds: float) -> None:

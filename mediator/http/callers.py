@@ -114,13 +114,13 @@ class HttpCallers:
         local_token: str,
         tokens: Mapping[str, Iterable[str]],
         *,
-        further: Callable[[str], str | None] = lambda _digest: None,
-        name: Callable[[str], str | None] = lambda _digest: None,
-        alone: Callable[[], bool] = lambda: True,
+        find_tenant: Callable[[str], str | None] = lambda _digest: None,
+        find_name: Callable[[str], str | None] = lambda _digest: None,
+        only_configured: Callable[[], bool] = lambda: True,
     ) -> None:
-        """``tokens`` by tenant; ``alone``: whether there is no tenant now beside those of the settings.
+        """``tokens`` by tenant; ``only_configured``: whether there is no tenant now beside those of the settings.
 
-        ``further`` returns the tenant of another token by its SHA-256 in hexadecimal, and ``name`` its name.
+        ``find_tenant`` returns the tenant of another token by its SHA-256 in hexadecimal, and ``find_name`` its name.
         """
         self.attempts = FailedAttempts()
         self.local_token = local_token
@@ -128,9 +128,9 @@ class HttpCallers:
         self._operators: dict[str, OperatorToken] = {}
         self._local = digest_of(local_token)
         self._settings = settings
-        self._further = further
-        self._name = name
-        self._alone = alone
+        self._find_tenant = find_tenant
+        self._find_name = find_name
+        self._only_configured = only_configured
         proxies = [ip_network(network) for network in settings.http_trusted_proxies]
         self._addresses = ClientAddresses(proxies, settings.http_forwarded_header)
         self.set_operators(settings)
@@ -142,9 +142,9 @@ class HttpCallers:
             settings,
             read_local_token(settings.data_dir),
             tokens_of(settings, settings.tenants),
-            further=directory.tenant_of_token,
-            name=directory.name_of_token,
-            alone=lambda: not directory.living,
+            find_tenant=directory.tenant_of_token,
+            find_name=directory.name_of_token,
+            only_configured=lambda: not directory.living,
         )
 
     def set_operators(self, settings: Settings) -> None:
@@ -172,7 +172,7 @@ class HttpCallers:
     def identify_token(self, token: str, headers: MultiMapping[str], address: Address | None) -> HttpCaller:
         """Return who has a token that came with a request; raises as :meth:`identify`."""
         digest = digest_of(token)
-        tenant = self._tenants.get(digest) or self._further(digest)
+        tenant = self._tenants.get(digest) or self._find_tenant(digest)
         operator, local = self._operators.get(digest), digest == self._local
         known = tenant is not None or operator is not None or local
         if not (known and len(token) >= LONG) and (seconds := self.attempts.wait(address, digest)):
@@ -185,7 +185,7 @@ class HttpCallers:
             if not self.allows_local(headers):
                 raise NotAuthenticatedError
             return HttpCaller(tenant=DEFAULT_TENANT, local=True)
-        credential = "" if tenant is None else f"token {self._name(digest) or digest}"
+        credential = "" if tenant is None else f"token {self._find_name(digest) or digest}"
         return HttpCaller(tenant, credential, operator)
 
     def is_local_token(self, token: str) -> bool:
@@ -214,7 +214,7 @@ class HttpCallers:
     @property
     def knows_local(self) -> bool:
         """Whether the secret of this machine gives the rights of ``default``: nothing else keeps callers apart."""
-        return self._settings.http_local and self._alone()
+        return self._settings.http_local and self._only_configured()
 
     @property
     def operates_locally(self) -> bool:

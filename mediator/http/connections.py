@@ -46,7 +46,7 @@ class ConnectionLimiter:
         """``closed`` is called with the reason for each connection that the server closes early."""
         self._limit = limit
         self._closed = closed
-        self._of_peer: dict[str, dict[HttpConnection, None]] = {}
+        self._by_peer: dict[str, dict[HttpConnection, None]] = {}
         self._count = 0
         self._logged_at: float | None = None
 
@@ -60,35 +60,35 @@ class ConnectionLimiter:
         if self._count >= self._limit:
             victim = self._find_victim()
             if victim is None and self._count >= self._limit + RESERVE:
-                self.note(REFUSED)
+                self.count_closed(REFUSED)
                 return False
             if victim is None:
                 connection.only_health = True
             else:
-                self.leave(victim)
+                self.remove(victim)
                 victim.abort()
-                self.note(EVICTED)
-        self._of_peer.setdefault(connection.peer, {})[connection] = None
+                self.count_closed(EVICTED)
+        self._by_peer.setdefault(connection.peer, {})[connection] = None
         self._count += 1
         return True
 
-    def leave(self, connection: "HttpConnection") -> None:
+    def remove(self, connection: "HttpConnection") -> None:
         """Remove a connection; one that was not added is ignored."""
-        theirs = self._of_peer.get(connection.peer, {})
-        if connection in theirs:
-            del theirs[connection]
+        connections = self._by_peer.get(connection.peer, {})
+        if connection in connections:
+            del connections[connection]
             self._count -= 1
-            if not theirs:
-                del self._of_peer[connection.peer]
+            if not connections:
+                del self._by_peer[connection.peer]
 
-    def touch(self, connection: "HttpConnection") -> None:
-        """Note that a connection has sent a request; others are evicted before it."""
-        theirs = self._of_peer.get(connection.peer, {})
-        if connection in theirs:
-            del theirs[connection]
-            theirs[connection] = None
+    def mark_used(self, connection: "HttpConnection") -> None:
+        """Record that a connection has sent a request; others are evicted before it."""
+        connections = self._by_peer.get(connection.peer, {})
+        if connection in connections:
+            del connections[connection]
+            connections[connection] = None
 
-    def note(self, reason: str) -> None:
+    def count_closed(self, reason: str) -> None:
         """Count a connection that was closed early, and log it once a minute."""
         self._closed(reason)
         now = asyncio.get_running_loop().time()
@@ -98,8 +98,8 @@ class ConnectionLimiter:
 
     def _find_victim(self) -> "HttpConnection | None":
         """Find a connection that keeps the server waiting: of the peer with most of them, the least recently used."""
-        for peer in sorted(self._of_peer, key=lambda each: len(self._of_peer[each]), reverse=True):
-            for connection in self._of_peer[peer]:
+        for peer in sorted(self._by_peer, key=lambda each: len(self._by_peer[each]), reverse=True):
+            for connection in self._by_peer[peer]:
                 if connection.keeps_waiting:
                     return connection
         return None
@@ -117,10 +117,10 @@ class HttpConnection(web.RequestHandler):
         """Whether it was admitted above the limit."""
         self._limiter = limiter
         self._admitted = False
-        self._late: asyncio.TimerHandle | None = None
+        self._head_timer: asyncio.TimerHandle | None = None
 
     @property
-    def handles(self) -> bool:
+    def is_handling(self) -> bool:
         """Whether a request is being handled; its body may still be on its way."""
         return self._current_request is not None
 
@@ -140,22 +140,22 @@ class HttpConnection(web.RequestHandler):
             cast(asyncio.Transport, transport).abort()
             return
         super().connection_made(transport)
-        self._expect_head()
+        self._start_head_timer()
 
     def data_received(self, data: bytes) -> None:
         """Pass data on, and see whether it completes or begins a request head."""
         before = self._request_count
         super().data_received(data)
         if self._request_count > before:
-            self._stop_clock()
-            self._limiter.touch(self)
-        elif self._late is None and not self.handles and not self._upgraded:
-            self._expect_head()
+            self._stop_head_timer()
+            self._limiter.mark_used(self)
+        elif self._head_timer is None and not self.is_handling and not self._upgraded:
+            self._start_head_timer()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Remove the connection from the count."""
-        self._stop_clock()
-        self._limiter.leave(self)
+        self._stop_head_timer()
+        self._limiter.remove(self)
         if self._admitted:
             super().connection_lost(exc)
 
@@ -164,22 +164,22 @@ class HttpConnection(web.RequestHandler):
         if self.transport is not None:
             self.transport.abort()
 
-    def lift(self) -> None:
+    def exempt(self) -> None:
         """Stop counting the connection: it has become a WebSocket."""
-        self._stop_clock()
-        self._limiter.leave(self)
+        self._stop_head_timer()
+        self._limiter.remove(self)
 
-    def _expect_head(self) -> None:
-        self._late = asyncio.get_running_loop().call_later(HEAD_SECONDS, self._end)
+    def _start_head_timer(self) -> None:
+        self._head_timer = asyncio.get_running_loop().call_later(HEAD_SECONDS, self._close_slow)
 
-    def _stop_clock(self) -> None:
-        if self._late is not None:
-            self._late.cancel()
-            self._late = None
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
-    def _end(self) -> None:
-        self._late = None
-        self._limiter.note(SLOW)
+    def _close_slow(self) -> None:
+        self._head_timer = None
+        self._limiter.count_closed(SLOW)
         self.abort()
 
 

@@ -58,7 +58,7 @@ class DirectRequest:
         """Return the body, of at most :data:`MAX_DIRECT` bytes; ConnectionError when the peer leaves before its end."""
         return self._payload.read_nowait() if self._payload.is_eof() else await self._payload.read()
 
-    def leave(self) -> None:
+    def abort_body(self) -> None:
         """Let :meth:`read` fail: nothing more comes."""
         if not self._payload.is_eof():
             self._payload.set_exception(ConnectionResetError("the connection was closed"))
@@ -135,9 +135,9 @@ class DirectConnection(HttpConnection):
         """Whether aiohttp's loop over requests runs."""
 
     @property
-    def handles(self) -> bool:
+    def is_handling(self) -> bool:
         """See :class:`HttpConnection`."""
-        return self._answering is not None or super().handles
+        return self._answering is not None or super().is_handling
 
     @property
     def keeps_waiting(self) -> bool:
@@ -161,7 +161,7 @@ class DirectConnection(HttpConnection):
     def connection_lost(self, exc: BaseException | None) -> None:
         """Let what reads the body notice; a request that came completely is still handled."""
         if self._answering is not None:
-            self._answering[1].leave()
+            self._answering[1].abort_body()
         super().connection_lost(exc)
 
     async def shutdown(self, timeout: float | None = 15.0) -> None:  # noqa: ASYNC109 -- as aiohttp calls it
@@ -231,9 +231,9 @@ class DirectConnection(HttpConnection):
                 # The server stops.
                 self._finish(None)
                 raise
-            answer = _of(answer_timeout(self._limit.seconds))
+            answer = _as_direct_answer(answer_timeout(self._limit.seconds))
         except Exception as error:
-            answer = _of(answer_error(error, hdrs.METH_POST, path, connected=request.connected))
+            answer = _as_direct_answer(answer_error(error, hdrs.METH_POST, path, connected=request.connected))
         self._stop_clock_of_request()
         if _log.isEnabledFor(logging.DEBUG):
             log_request(hdrs.METH_POST, path, answer.status, started)
@@ -264,7 +264,7 @@ class DirectConnection(HttpConnection):
         self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
 
 
-def _of(response: web.Response) -> DirectAnswer:
+def _as_direct_answer(response: web.Response) -> DirectAnswer:
     """Return an error that the application would answer."""
     assert isinstance(response.body, bytes)
     headers = {name: value for name, value in response.headers.items() if name != hdrs.CONTENT_TYPE}

@@ -92,7 +92,7 @@ def build_app(
     if not local and not any(tokens.values()):
         where = "" if endpoint.loopback else f"{endpoint} is not on loopback, so "
         raise SetupError(f"{where}callers need an API token: give a tenant api_tokens")
-    callers = HttpCallers(settings, read_local_token(settings.data_dir), tokens, alone=lambda: local)
+    callers = HttpCallers(settings, read_local_token(settings.data_dir), tokens, only_configured=lambda: local)
     # A browser cannot have a token, so it does not matter under which name and from which page it calls.
     security = TransportSecuritySettings(enable_dns_rebinding_protection=False)
     app = server.streamable_http_app(

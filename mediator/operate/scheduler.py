@@ -17,7 +17,7 @@ from apscheduler.triggers.interval import IntervalTrigger
 from mediator.broker import Broker
 from mediator.cleanup.clock import ClockRecord
 from mediator.cleanup.collector import AdaptiveLimit, CleanupStep, Collector
-from mediator.cleanup.history import KEPT, MINUTE, CleanupHistory, CleanupPasses
+from mediator.cleanup.history import MAX_ROWS, MINUTE, CleanupHistory, CleanupPasses
 from mediator.errors import MediatorError
 from mediator.mailboxes import sending
 from mediator.mailboxes.sending import Released
@@ -230,7 +230,7 @@ class Scheduler:
         while True:
             await asyncio.sleep(BEAT_SECONDS)
             wall = self._broker.clock()
-            self.collector.look(wall)
+            self.collector.compare_clocks(wall)
             stands = wall - steady_clock()
             if stands < stood - SET_BACK:
                 self._reschedule()
@@ -365,7 +365,7 @@ class CleanupHistoryOperations:
         first = this - read_number(request, "hours", 1, MAX_HOURS) + 1
 
         def sum_up(tx: Transaction, _now: int) -> list[Answer]:
-            return _by_hour((one for _, one in tx.table(CleanupHistory).newest(None, KEPT)), first, this)
+            return _by_hour((one for _, one in tx.table(CleanupHistory).newest(None, MAX_ROWS)), first, this)
 
         return {"hours": await self._broker.read(sum_up)}
 
@@ -380,7 +380,7 @@ def _by_hour(passes: Iterable[CleanupPasses], first: int, last: int) -> list[Ans
         hour = one.started_at // HOUR
         if hour in hours:
             known = hours[hour]
-            hours[hour] = replace(known.joined(one), error=known.error or one.error)
+            hours[hour] = replace(known.merged(one), error=known.error or one.error)
     return [_described(one) for one in hours.values()]
 
 

@@ -26,8 +26,8 @@ from mediator.store.base import Store, Transaction
 from mediator.tenants.records import Tenant, TenantTables, TenantToken, TenantUser
 from mediator.tenants.rules import KeptTenants, SettingsClaims
 
-LOOK_SECONDS: Final = 5
-"""Seconds between two looks for changes that no announcement reported, and for passwords that expire."""
+REFRESH_SECONDS: Final = 5
+"""Seconds between two checks for changes that no announcement reported, and for passwords that expire."""
 MAX_DELETED: Final = 100
 """Mailboxes that are deleted in one transaction."""
 
@@ -44,7 +44,7 @@ class ManagedLogin:
 
 
 class TenantDirectory:
-    """Used on the event loop; what is set with :meth:`take` holds from then on."""
+    """Used on the event loop; what is set with :meth:`update` holds from then on."""
 
     def __init__(self, settings: Settings, clock: Callable[[], int]) -> None:
         """``clock`` gives milliseconds since the epoch."""
@@ -82,10 +82,10 @@ class TenantDirectory:
         directory = cls(settings, clock)
         with store.reading() as tx:
             tenants = tx.table(TenantTables).tenants
-            directory.take(tenants.revision(), tenants.all())
+            directory.update(tenants.revision(), tenants.all())
         return directory
 
-    def take(self, revision: int, kept: KeptTenants) -> None:
+    def update(self, revision: int, kept: KeptTenants) -> None:
         """Replace what was known of the database, unless it is newer."""
         if revision <= self.revision:
             return
@@ -273,19 +273,19 @@ class TenantUpdater:
         self._directory = directory
         self._apply = apply
         self._announcements = announcements
-        self._looking: asyncio.Task[None] | None = None
+        self._refreshing: asyncio.Task[None] | None = None
         self._again = False
 
     async def open(self) -> None:
         """Listen to the other instances."""
         if self._announcements is not None:
-            await self._announcements.listen(lambda _data: self._look_soon())
+            await self._announcements.listen(lambda _data: self._refresh_soon())
 
     async def close(self) -> None:
-        """Look no more."""
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
+        """Stop following changes."""
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+            await asyncio.gather(self._refreshing, return_exceptions=True)
 
     async def change(self, rule: Callable[[KeptTenants, int], Tenant]) -> Tenant:
         """Store what ``rule`` makes of the tenants and the time; return when it holds at this instance.
@@ -303,7 +303,7 @@ class TenantUpdater:
             return tenants.revise(), {**kept, made.name: made}, made
 
         revision, kept, made = await self._broker.write(work, when_full=True)
-        self._directory.take(revision, kept)
+        self._directory.update(revision, kept)
         if self._announcements is not None:
             await self._announcements.publish(b"")
         if self._apply is not None:
@@ -325,11 +325,11 @@ class TenantUpdater:
             total += count
         return total
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Take over what has changed in the database, and what time has changed."""
         try:
             if not self._broker.alone:
-                self._directory.take(*await self._broker.read(self._read))
+                self._directory.update(*await self._broker.read(self._read))
             if self._apply is not None:
                 await self._apply()
         except MediatorError as error:
@@ -340,14 +340,14 @@ class TenantUpdater:
         revision = tenants.revision()
         return revision, tenants.all() if revision > self._directory.revision else {}
 
-    def _look_soon(self) -> None:
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._look_until_done(), name="tenants-look")
+    def _refresh_soon(self) -> None:
+        if self._refreshing is None or self._refreshing.done():
+            self._refreshing = asyncio.create_task(self._refresh_until_done(), name="tenants-refresh")
         else:
             self._again = True
 
-    async def _look_until_done(self) -> None:
-        await self.look()
+    async def _refresh_until_done(self) -> None:
+        await self.refresh()
         while self._again:
             self._again = False
-            await self.look()
+            await self.refresh()

@@ -216,15 +216,15 @@ def test_who_gets_new_credentials_stays_the_same_voter() -> None:
     fixed: dict[str, Any] = {"users": [{"name": "eve~2", "password": "secret"}, {"name": "kim", "nkey": NKEY}]}
     directory = TenantDirectory(Settings.model_validate({"tenants": {"fixed": fixed}}), lambda: 0)
     tokens = tuple(TenantToken("main", digest_of(text)) for text in ("old" * 6, "new" * 6))
-    directory.take(1, {"acme": Tenant("acme", 0, users=(TenantUser("ann", "hash", generation=3),), tokens=tokens)})
+    directory.update(1, {"acme": Tenant("acme", 0, users=(TenantUser("ann", "hash", generation=3),), tokens=tokens)})
     logins = ("ann", "ann~2", "ann~3", "eve~2", NKEY, "somebody~4")
     assert [directory.user_of(login) for login in logins] == ["ann", "ann", "ann", "eve~2", "kim", "somebody~4"]
     callers = HttpCallers(
         make_settings(),
         "",
         {"fixed": ["set" * 6]},
-        further=directory.tenant_of_token,
-        name=directory.name_of_token,
+        find_tenant=directory.tenant_of_token,
+        find_name=directory.name_of_token,
     )
     credentials = [
         callers.identify(CIMultiDict(Authorization=f"Bearer {text * 6}"), None).credential

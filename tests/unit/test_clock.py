@@ -20,7 +20,7 @@ def watch() -> ClockWatch:
 def test_clocks_that_go_alike_are_trusted() -> None:
     clock = watch()
     for passed in range(0, 10 * JUMP, JUMP // 2):
-        clock.look(WALL + passed, STEADY + passed)
+        clock.compare(WALL + passed, STEADY + passed)
         assert clock.trusts(WALL + passed, STEADY + passed)
         assert not clock.paused
 
@@ -28,7 +28,7 @@ def test_clocks_that_go_alike_are_trusted() -> None:
 @pytest.mark.parametrize(("ahead", "paused"), [(JUMP, False), (JUMP + 1, True), (24 * JUMP, True)])
 def test_a_jump_by_more_than_an_hour_pauses(ahead: int, paused: bool) -> None:
     clock = watch()
-    clock.look(WALL + SECOND + ahead, STEADY + SECOND)
+    clock.compare(WALL + SECOND + ahead, STEADY + SECOND)
     assert clock.paused is paused
     assert clock.ahead == (ahead if paused else 0)
     assert clock.trusts(WALL + SECOND + ahead, STEADY + SECOND) is not paused
@@ -42,41 +42,41 @@ def test_a_jump_is_not_trusted_before_anybody_looked() -> None:
 
 def test_a_pause_lasts_while_time_goes_on() -> None:
     clock = watch()
-    clock.look(WALL + 2 * JUMP, STEADY)
+    clock.compare(WALL + 2 * JUMP, STEADY)
     for passed in range(0, 5 * JUMP, JUMP // 3):
-        clock.look(WALL + 2 * JUMP + passed, STEADY + passed)
+        clock.compare(WALL + 2 * JUMP + passed, STEADY + passed)
         assert clock.ahead == 2 * JUMP
 
 
 def test_the_clock_set_back_ends_the_pause() -> None:
     clock = watch()
-    clock.look(WALL + 3 * JUMP, STEADY)
-    clock.look(WALL + SECOND, STEADY + SECOND)
+    clock.compare(WALL + 3 * JUMP, STEADY)
+    clock.compare(WALL + SECOND, STEADY + SECOND)
     assert not clock.paused
     assert clock.trusts(WALL + SECOND, STEADY + SECOND)
 
 
 def test_the_clock_set_back_too_little_does_not() -> None:
     clock = watch()
-    clock.look(WALL + 4 * JUMP, STEADY)
-    clock.look(WALL + 2 * JUMP, STEADY)
+    clock.compare(WALL + 4 * JUMP, STEADY)
+    clock.compare(WALL + 2 * JUMP, STEADY)
     assert clock.ahead == 2 * JUMP
 
 
 def test_a_confirmed_clock_is_the_new_measure() -> None:
     clock = watch()
-    clock.look(WALL + 5 * JUMP, STEADY)
+    clock.compare(WALL + 5 * JUMP, STEADY)
     clock.confirm(WALL + 5 * JUMP, STEADY)
-    clock.look(WALL + 5 * JUMP + SECOND, STEADY + SECOND)
+    clock.compare(WALL + 5 * JUMP + SECOND, STEADY + SECOND)
     assert not clock.paused
-    clock.look(WALL + 7 * JUMP, STEADY + SECOND)
+    clock.compare(WALL + 7 * JUMP, STEADY + SECOND)
     assert clock.paused
 
 
 def test_a_clock_moved_by_less_than_an_hour_is_followed() -> None:
     clock = watch()
     for wall in (-JUMP, -JUMP // 2, 0, JUMP // 2, JUMP):
-        clock.look(WALL + wall, STEADY)
+        clock.compare(WALL + wall, STEADY)
         assert not clock.paused
 
 

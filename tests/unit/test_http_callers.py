@@ -98,7 +98,7 @@ def test_this_machine_is_default_by_its_secret_alone() -> None:
     with pytest.raises(NotAuthenticatedError):
         local(callers(http="0.0.0.0:8080"))
     with pytest.raises(NotAuthenticatedError):
-        local(HttpCallers(make_settings(), SECRET, {}, alone=lambda: False))
+        local(HttpCallers(make_settings(), SECRET, {}, only_configured=lambda: False))
 
 
 @pytest.mark.rule("A6")

@@ -139,7 +139,7 @@ def test_records_are_read_as_they_were_written() -> None:
 
 def directory(settings: Settings, *tenants: Tenant, now: int = 100, revision: int = 1) -> TenantDirectory:
     made = TenantDirectory(settings, lambda: now)
-    made.take(revision, {tenant.name: tenant for tenant in tenants})
+    made.update(revision, {tenant.name: tenant for tenant in tenants})
     return made
 
 
@@ -179,10 +179,10 @@ def test_an_older_state_is_not_taken(settings: Settings) -> None:
     changes: list[int] = []
     made = directory(settings, ACME, revision=3)
     made.listen(lambda: changes.append(made.revision))
-    made.take(2, {})
-    made.take(3, {})
+    made.update(2, {})
+    made.update(3, {})
     assert list(made.living) == ["acme"]
-    made.take(4, {})
+    made.update(4, {})
     assert (list(made.living), changes) == ([], [3, 4])
 
 
@@ -229,9 +229,9 @@ def test_accounts_follow_the_tenants(tmp_path: Path) -> None:
         return found
 
     assert tenants(accounts_of) == ["default", "default", "default"]
-    made.take(1, {"acme": ACME})
+    made.update(1, {"acme": ACME})
     assert tenants(accounts_of) == ["default", "acme", None]
-    made.take(2, {"acme": rules.remove(ACME, 9)})
+    made.update(2, {"acme": rules.remove(ACME, 9)})
     assert tenants(accounts_of) == ["default", None, None], "nobody becomes default by a removal"
 
 
