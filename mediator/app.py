@@ -24,7 +24,7 @@ from mediator.cleanup.collector import forget_volatile
 from mediator.console.console import Console
 from mediator.console.core_pages import add_core_pages
 from mediator.errors import MediatorError
-from mediator.gateway.server import open_gateway, open_short_way, public_url, push_verbs
+from mediator.gateway.opening import open_gateway, open_short_way, public_url, push_verbs
 from mediator.host import Host
 from mediator.http.app import build_app
 from mediator.http.callers import HttpCallers

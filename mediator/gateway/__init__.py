@@ -2,7 +2,7 @@
 
 How a SUB travels:
 
-1. The client's bytes reach its connection (`connection.py`), whose protocol (`protocol.py`) looks at the few frames
+1. The client's bytes reach its connection (`server.py`), whose protocol (`protocol.py`) looks at the few frames
    that matter. Most bytes pass on to nats-server as they came.
 2. In place of a SUB to stored mail, nats-server is asked whether the client may subscribe, and the service once who the
    client is (`identity.py`), both on the client's own connection. The client's PONG waits until that is decided.
@@ -15,5 +15,5 @@ How a SUB travels:
    the window of the subscription (`subscription.py`). While the socket takes nothing, nothing more is pushed.
 
 A request to the service takes the short way to the NATS door in memory where the client cannot tell, and nats-server
-otherwise. `permissions.py` says what is refused; `server.py` listens, and opens all of this.
+otherwise. `permissions.py` says what is refused; `opening.py` opens all of this.
 """

@@ -1,42 +1,46 @@
-"""The gateway: listens on the public port, and joins its clients, nats-server and what is served from the store."""
+"""The gateway: accepts clients on the public port, and joins each one's two sockets with backpressure between them.
+
+One socket is the client's, the other goes to nats-server; between them is a protocol without I/O (:mod:`.protocol`).
+While one side does not read, nothing is read from the other, so a connection holds little memory, whoever is slow.
+"""
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+import os
+import socket
+import ssl
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import Final
-from urllib.parse import urlsplit
+from typing import Final, cast
+
+import structlog
 
 from mediator.broker import Broker
 from mediator.endpoint import Endpoint
 from mediator.errors import SetupError
-from mediator.gateway import broadcasts
-from mediator.gateway.broadcasts import BroadcastHub, BroadcastVerb
-from mediator.gateway.connection import ClientConnection, Upstream
-from mediator.gateway.identity import ClientIdentities, TenantGate, identity_verb
+from mediator.gateway.identity import ClientIdentities, TenantGate, TenantMembership
 from mediator.gateway.permissions import InboxClaims
-from mediator.gateway.protocol import GatewayContext, PublicAddress
-from mediator.gateway.subscription import EncodedMessage, InFlightCounter, MessageEncoder
-from mediator.gateway.subscriptions import (
-    BroadcastSource,
-    MailboxSource,
-    PublicListSource,
-    StoredMailSource,
-    Subscriptions,
+from mediator.gateway.protocol import (
+    AccountNamed,
+    GatewayContext,
+    GatewayProtocol,
+    IdentityRequested,
+    PublicAddress,
+    PushesConfirmed,
+    ReadingResumed,
+    ShortWayOpened,
+    SubscriptionEnded,
+    SubscriptionMade,
+    SubscriptionPermitted,
 )
-from mediator.http.health import Health
-from mediator.mailboxes.bounds import DAY
-from mediator.metrics import Metrics
-from mediator.nats.connection import NatsConnection, Upstreams
+from mediator.gateway.subscriptions import Subscriptions
+from mediator.nats.client import Request
 from mediator.nats.door import Door
-from mediator.nats.opening import make_account_map
-from mediator.nats.subjects import OPEN, BroadcastSubject, MailboxSubject, PublicListSubject, Subject
+from mediator.nats.frames import ProtocolViolationError
 from mediator.nats.tls import TlsFiles, server_context
-from mediator.nats.verbs import Verb
-from mediator.settings.sections import GatewaySettings, PushSettings
-from mediator.settings.settings import Settings
-from mediator.tenants.directory import TenantDirectory
+from mediator.settings.sections import GatewaySettings
 
 BACKLOG: Final = 4096
 """Connections that wait to be accepted."""
@@ -47,6 +51,435 @@ LEAST_UNREAD_BYTES: Final = 1024 * 1024
 """Who leaves less unread stays connected."""
 WATCH_SECONDS: Final = 1.0
 """Between two looks for questions without an answer."""
+BUFFER_BYTES: Final = 256 * 1024
+"""Bytes that may wait to be written to one side before reading from the other stops."""
+UNREAD_BYTES: Final = 64 * 1024 * 1024
+"""Bytes that may wait for a client that does not read, or for the end of a payload that does not come: as nats-server's
+``max_pending``. Reading from the server has stopped long before."""
+UNREAD_SECONDS: Final = 1.0
+"""For a client to read what is beyond that: many answers may come at once."""
+CONNECT_SECONDS: Final = 5.0
+"""For connecting to nats-server."""
+HELLO_SECONDS: Final = 10.0
+"""For the client's CONNECT, and its TLS handshake."""
+CLOSE_SECONDS: Final = 5.0
+"""For a peer to read what was written before its connection is closed."""
+
+_TLS_HANDSHAKE: Final = b"\x16"
+"""What TLS begins with (RFC 8446 §5.1)."""
+
+log = structlog.get_logger("gateway")
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """The address of a nats-server."""
+
+    host: str
+    port: int
+    tls: TlsFiles | None = None
+
+
+class _Side(asyncio.Protocol):
+    """One socket; while its write buffer is full, reading from the other stops."""
+
+    transport: asyncio.Transport | None = None
+    other: "_Side | None" = None
+    _full = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Bound what waits to be written."""
+        self.transport = cast(asyncio.Transport, transport)
+        self.transport.set_write_buffer_limits(high=BUFFER_BYTES)
+
+    def pause_writing(self) -> None:
+        """Stop reading from the other side."""
+        self._full = True
+        if self.other is not None:
+            self.other.read(False)
+
+    def resume_writing(self) -> None:
+        """Continue reading from the other side."""
+        self._full = False
+        if self.other is not None:
+            self.other.read(True)
+
+    def read(self, on: bool) -> None:
+        """Start or stop reading; it stays stopped while the other side is full."""
+        if self.transport is None or self.transport.is_closing():
+            return
+        if on and not (self.other is not None and self.other._full):
+            self.transport.resume_reading()
+        else:
+            self.transport.pause_reading()
+
+    def write(self, data: bytes) -> None:
+        """Write, if the socket is open."""
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.write(data)
+
+    def end(self) -> None:
+        """Close when everything is written, or after :data:`CLOSE_SECONDS`."""
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.close()
+            asyncio.get_running_loop().call_later(CLOSE_SECONDS, self.transport.abort)
+
+
+class UpstreamConnection(_Side):
+    """The socket to nats-server."""
+
+    def __init__(self, client: "ClientConnection") -> None:
+        self.other = client
+        self._client = client
+        self._greeting = b""
+        self.greeted: asyncio.Future[bytes] | None = asyncio.get_running_loop().create_future()
+        """The server's first line; None once it was handled."""
+
+    def data_received(self, data: bytes) -> None:
+        """Pass on what the server sent."""
+        if self.greeted is None:
+            self._client.from_server(data)
+            return
+        self._greeting += data
+        if b"\n" in self._greeting and not self.greeted.done():
+            self.read(False)
+            self.greeted.set_result(self._greeting)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Close the client's connection: it will connect again."""
+        if self.greeted is not None and not self.greeted.done():
+            self.greeted.set_exception(ConnectionResetError("nats-server closed the connection"))
+        self._client.over()
+
+
+class ClientConnection(_Side):
+    """A client's socket, and the protocol between the two sockets."""
+
+    def __init__(self, gateway: "Gateway") -> None:
+        self._gateway = gateway
+        self._freezes = gateway.freezes()
+        """How often the process had been frozen when the client connected."""
+        self._protocol: GatewayProtocol | None = None
+        self._membership = TenantMembership(gateway.gate)
+        self._name = ""
+        """The name under which the service knows the connection; empty: it does not."""
+        self._server: UpstreamConnection | None = None
+        self._late: asyncio.TimerHandle | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._early = b""
+        """What the client sent before its INFO."""
+        self.unread = 0
+        """Bytes of answers that are counted at the gateway: they wait for this client to read."""
+        self._writes_soon = False
+        self._flooded: asyncio.TimerHandle | None = None
+        """Set while more waits than :data:`UNREAD_BYTES`: nothing more is read from the client."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Connect to a server; what the client sends meanwhile waits."""
+        super().connection_made(transport)
+        if not self._gateway.admit(self):
+            self.fail("maximum connections exceeded")
+            return
+        loop = asyncio.get_running_loop()
+        self._late = loop.call_later(HELLO_SECONDS, self.fail, "Authentication Timeout")
+        self._opening = loop.create_task(self._open(), name="gateway-opening")
+
+    def data_received(self, data: bytes) -> None:
+        """Pass on what the client sent."""
+        if self._gateway.freezes() != self._freezes:
+            self.abort_frozen()
+            return
+        protocol = self._protocol
+        if protocol is None:
+            if self._opening is not None:
+                # uvloop starts reading after connection_made, even if that paused it, so it is paused here.
+                self.read(False)
+                self._early += data
+                self._gateway.context.unfinished.total += len(data)
+                if not self._gateway.context.unfinished.has_room(0):
+                    self.fail("Authorization Timeout")
+            return
+        try:
+            protocol.receive_from_client(data)
+        except ProtocolViolationError as error:
+            self._pass_on()
+            self.fail(str(error))
+            return
+        self._pass_on()
+        if protocol.waiting:
+            self.read(False)
+        if self._late is not None and protocol.connected:
+            self._late.cancel()
+            self._late = None
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Close the server's connection, once everything is written to it."""
+        if self._protocol is not None:
+            self._protocol.hang_up()
+            self._pass_on()
+        self.over()
+        # Last of all: what over() writes is counted once more.
+        self._count_unread(0)
+
+    def pause_writing(self) -> None:
+        """Stop reading from the server, and pushing."""
+        super().pause_writing()
+        if self._protocol is not None:
+            self._protocol.set_full(True)
+
+    def resume_writing(self) -> None:
+        """Continue reading from the server, and pushing."""
+        super().resume_writing()
+        self._count_unread(0)
+        if self._protocol is not None:
+            for subscription in self._protocol.set_full(False):
+                subscription.resume()
+
+    def read(self, on: bool) -> None:
+        """Start or stop reading; it stays stopped while too much waits for the client to read."""
+        super().read(on and self._flooded is None)
+
+    def from_server(self, data: bytes) -> None:
+        """Pass on what the server sent."""
+        if self._protocol is None:
+            return
+        try:
+            self._protocol.receive_from_server(data)
+        except ProtocolViolationError as error:
+            log.warning("invalid data from nats-server", error=str(error))
+            self.over()
+            return
+        self._pass_on()
+        self._end_if_refused()
+
+    def check_tenant(self) -> None:
+        """Close if the client's tenant was removed."""
+        self._membership.check()
+        self._end_if_refused()
+
+    def _end_if_refused(self) -> None:
+        if self._protocol is not None and self._membership.problem:
+            self.fail(self._membership.problem)
+
+    def fail(self, text: str) -> None:
+        """Send the client an error, and close."""
+        self.write(f"-ERR '{text}'\r\n".encode())
+        self.over()
+
+    def over(self) -> None:
+        """Close both sides, once everything is written."""
+        for timer in (self._late, self._flooded):
+            if timer is not None:
+                timer.cancel()
+        self._late = None
+        if self._protocol is not None:
+            # Answers that came just now are still to be written.
+            self._pass_on()
+        # Unless the last of what the client wrote has ended it already.
+        if self._protocol is not None:
+            self._protocol.close()
+            self._handle_events()
+            self._protocol = None
+            self._membership.leave()
+            if self._name and self._gateway.broker is not None:
+                self._gateway.broker.connection_ended(self._name)
+        if self._opening is not None and self._opening is not asyncio.current_task():
+            self._opening.cancel()
+        if self._server is not None:
+            self._server.end()
+            self._server = self.other = None
+        self.end()
+        self._forget_early()
+        self._gateway.clients.discard(self)
+
+    def _forget_early(self) -> bytes:
+        early, self._early = self._early, b""
+        self._gateway.context.unfinished.total -= len(early)
+        return early
+
+    def _handle_events(self) -> None:
+        """Do what the protocol says has happened."""
+        protocol, gateway = self._protocol, self._gateway
+        while protocol is not None and protocol.events:
+            # One by one: what handling one leads to comes behind the others.
+            match protocol.events.popleft():
+                case Request() as request:
+                    if gateway.door is not None:
+                        gateway.door.receive(request)
+                case PushesConfirmed(subscription, total):
+                    subscription.confirm(total)
+                case SubscriptionMade(subscription):
+                    gateway.subscriptions.add(protocol, subscription)
+                case SubscriptionPermitted(subscription):
+                    gateway.subscriptions.open(protocol, subscription)
+                case SubscriptionEnded(subscription, how):
+                    gateway.subscriptions.end(subscription, how)
+                case IdentityRequested(token):
+                    gateway.identities.expect(token, partial(protocol.identified, token))
+                case AccountNamed(account):
+                    self._membership.enter(account)
+                case ShortWayOpened(name):
+                    if gateway.broker is not None:
+                        self._name = name
+                        gateway.broker.connection_opened(name)
+                case ReadingResumed():
+                    # Nothing more is read from a client that is to be disconnected.
+                    if not self._membership.problem:
+                        self.read(True)
+                        self.data_received(b"")
+
+    def _pass_on(self) -> None:
+        if self._write_out() > UNREAD_BYTES and self._flooded is None:
+            self._flooded = asyncio.get_running_loop().call_later(UNREAD_SECONDS, self._end_flood)
+            self.read(False)
+
+    def _end_flood(self) -> None:
+        self._flooded = None
+        if self._write_out() <= UNREAD_BYTES:
+            self.read(True)
+        else:
+            self.drop()
+
+    def drop(self) -> None:
+        """Abort the connection of a client that leaves too much unread."""
+        if self.transport is not None:
+            log.info("client writes but does not read, connection aborted")
+            self.transport.abort()
+        self._count_unread(0)
+
+    def abort_frozen(self) -> None:
+        """Abort both connections if the client connected before the process was frozen.
+
+        Its requests that wait in the sockets may be old; it connects again.
+        """
+        if self._gateway.freezes() == self._freezes:
+            return
+        for side in (self._server, self):
+            if side is not None and side.transport is not None:
+                side.transport.abort()
+
+    def _write_out(self) -> int:
+        """Write what the protocol has for both sides, and return the bytes that wait for the client."""
+        if self._protocol is not None and self._protocol.events:
+            self._handle_events()
+        protocol = self._protocol
+        if protocol is None or self._server is None:
+            return 0
+        to_server, to_client, held = protocol.data_to_send()
+        if to_server:
+            self._server.write(to_server)
+        if to_client:
+            self.write(to_client)
+        size = 0
+        if self._full and self.transport is not None and not self.transport.is_closing():
+            size = self.transport.get_write_buffer_size()
+        # Pushes have a bound of their own: slow subscribers keep nobody from making requests.
+        protocol.unread_answers = min(protocol.unread_answers, size)
+        if protocol.unread_answers != self.unread:
+            self._count_unread(protocol.unread_answers)
+        return size + held
+
+    def _count_unread(self, size: int) -> None:
+        if change := size - self.unread:
+            self.unread = size
+            self._gateway.hold(change)
+
+    def _wake(self) -> None:
+        """Write soon what was added: answers and pushes come many together."""
+        if not self._writes_soon:
+            self._writes_soon = True
+            asyncio.get_running_loop().call_soon(self._write_soon)
+
+    def _write_soon(self) -> None:
+        self._writes_soon = False
+        self._pass_on()
+        self._end_if_refused()
+
+    async def _open(self) -> None:
+        try:
+            upstream, server = await self._connect()
+            self._server = self.other = server
+            assert server.greeted is not None
+            assert server.transport is not None
+            async with asyncio.timeout(CONNECT_SECONDS):
+                greeting = await server.greeted
+                server.greeted = None
+                if upstream.tls is not None:
+                    server.transport = await _encrypted(server, upstream.tls.current(), upstream.host)
+            await self._greet(greeting)
+            server.read(True)
+            self.read(True)
+        except (OSError, TimeoutError) as error:
+            log.debug("client not connected to nats-server", reason=str(error) or type(error).__name__)
+            self.over()
+        finally:
+            self._opening = None
+
+    async def _connect(self) -> tuple[Upstream, UpstreamConnection]:
+        problem: Exception = ConnectionError("no nats-server to connect to")
+        loop = asyncio.get_running_loop()
+        for upstream in self._gateway.upstreams():
+            try:
+                async with asyncio.timeout(CONNECT_SECONDS):
+                    _, server = await loop.create_connection(
+                        lambda: UpstreamConnection(self), upstream.host, upstream.port
+                    )
+                return upstream, server
+            except (OSError, TimeoutError) as error:
+                problem = error
+        raise problem
+
+    async def _greet(self, greeting: bytes) -> None:
+        """Send the INFO on; after it, TLS starts if clients have to use it."""
+        assert self.transport is not None
+        peer = self.transport.get_extra_info("peername")
+        self._protocol = GatewayProtocol(self._gateway.context, peer[0] if peer else "", self._wake)
+        self.from_server(greeting)
+        early = self._forget_early()
+        if self._gateway.tls is not None:
+            self.read(False)
+            # Nothing that came in the clear may be taken for the client's.
+            if early or not await _begins_tls(self.transport):
+                self.fail("Secure Connection - TLS Required")
+                return
+            self.transport = await _encrypted(self, self._gateway.tls.current(), None)
+        elif early:
+            self.data_received(early)
+
+
+async def _begins_tls(transport: asyncio.Transport) -> bool:
+    """Wait for the first bytes and return whether they are TLS, leaving that unread; anything else is discarded."""
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    # The loop refuses a second watcher on the transport's own descriptor.
+    with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as peer:
+        loop.add_reader(peer, readable.set)
+        try:
+            await readable.wait()
+        finally:
+            loop.remove_reader(peer)
+        if peer.recv(1, socket.MSG_PEEK) == _TLS_HANDSHAKE:
+            return True
+        # Closing a connection with unread bytes resets it, and the peer may miss the error.
+        peer.recv(BUFFER_BYTES)
+        return False
+
+
+async def _encrypted(side: _Side, context: ssl.SSLContext, host: str | None) -> asyncio.Transport:
+    """Start TLS on a socket, as the server if ``host`` is None; raises OSError or TimeoutError."""
+    assert side.transport is not None
+    transport = await asyncio.get_running_loop().start_tls(
+        side.transport,
+        side,
+        context,
+        server_side=host is None,
+        server_hostname=host,
+        ssl_handshake_timeout=HELLO_SECONDS,
+    )
+    if transport is None:
+        raise ConnectionResetError("the peer closed the connection")
+    transport.set_write_buffer_limits(high=BUFFER_BYTES)
+    return transport
 
 
 class Gateway:
@@ -204,116 +637,3 @@ class Gateway:
         self._next += 1
         start = self._next % len(self._upstreams)
         return self._upstreams[start:] + self._upstreams[:start]
-
-
-DEFAULT_PORT = 4222
-
-
-def push_verbs(connection: NatsConnection, broker: Broker) -> dict[str, Verb]:
-    """Return OPEN and BROADCAST, for the door."""
-    return {OPEN: identity_verb(connection), broadcasts.PREFIX: BroadcastVerb(broker, connection).verb}
-
-
-def make_sources(
-    connection: NatsConnection,
-    broker: Broker,
-    metrics: Metrics,
-    in_flight: InFlightCounter,
-    settings: PushSettings,
-    encoder: MessageEncoder = EncodedMessage,
-) -> dict[type[Subject], StoredMailSource]:
-    """Return what serves subscriptions, by the kind of their subject."""
-    common = broker, in_flight, settings.keep_days * DAY
-    return {
-        MailboxSubject: MailboxSource(*common, encoder),
-        PublicListSubject: PublicListSource(*common),
-        BroadcastSubject: BroadcastSource(*common, BroadcastHub(connection, metrics.broadcasts_lost.inc)),
-    }
-
-
-@asynccontextmanager
-async def open_gateway(
-    settings: Settings,
-    upstreams: Upstreams,
-    connection: NatsConnection,
-    broker: Broker,
-    metrics: Metrics,
-    health: Health,
-    directory: TenantDirectory,
-    encoder: MessageEncoder = EncodedMessage,
-) -> AsyncIterator[Gateway | None]:
-    """Run the gateway inside this block; None if there is none. Raises :class:`SetupError`."""
-    listen = settings.nats if settings.nats_url is None else settings.gateway.listen
-    if listen is None or not settings.gateway.enabled:
-        yield None
-        return
-    chosen = listen, settings.gateway, settings.push, settings.drain_seconds
-    common = upstreams, connection, broker, metrics
-    gate = TenantGate(make_account_map(settings, directory), directory)
-    async with run_gateway(*chosen, *common, encoder, gate) as gateway:
-        health.add("gateway", gateway.check)
-        yield gateway
-
-
-@asynccontextmanager
-async def run_gateway(
-    listen: Endpoint,
-    settings: GatewaySettings,
-    push: PushSettings,
-    drain_seconds: float,
-    upstreams: Upstreams,
-    connection: NatsConnection,
-    broker: Broker,
-    metrics: Metrics,
-    encoder: MessageEncoder = EncodedMessage,
-    gate: TenantGate | None = None,
-) -> AsyncIterator[Gateway]:
-    """Run a gateway inside this block; at its end, confirmations are stored within ``drain_seconds``.
-
-    Raises :class:`SetupError`.
-    """
-    clock = asyncio.get_running_loop().time
-    in_flight = InFlightCounter(metrics.pushed.inc)
-    sources = make_sources(connection, broker, metrics, in_flight, push, encoder)
-    limit_of = None if gate is None else lambda tenant: gate.directory.quota(tenant).subscriptions
-    subscriptions = Subscriptions(sources, push, in_flight, clock, limit_of)
-    if gate is not None:
-        gate.directory.count_subscriptions = subscriptions.count_of
-    tls = upstreams.tls()
-    servers = [upstream(url, tls) for url in upstreams.urls]
-    gateway = Gateway(listen, settings, servers, ClientIdentities(connection, clock), subscriptions, gate, broker)
-    subscriptions.start()
-    try:
-        await gateway.start()
-        metrics.push_subscriptions.set_function(lambda: subscriptions.count)
-        metrics.push_waiting.set_function(lambda: in_flight.waiting)
-        metrics.gateway_connections.set_function(lambda: len(gateway.clients))
-        metrics.gateway_waiting.set_function(lambda: subscriptions.waiting)
-        try:
-            yield gateway
-        finally:
-            await subscriptions.close(drain_seconds)
-    finally:
-        await gateway.stop()
-
-
-def open_short_way(settings: Settings, gateway: Gateway | None, door: Door) -> AbstractContextManager[None]:
-    """Hand requests to the door in memory inside this block, where only the managed server's accounts have a say."""
-    if gateway is None or settings.nats_url is not None or not settings.gateway.short_way:
-        return nullcontext()
-    return gateway.short_way_to(door)
-
-
-def public_url(settings: Settings, gateway: Gateway | None, upstreams: Upstreams) -> str:
-    """Return where NATS clients connect."""
-    if gateway is not None:
-        return gateway.url
-    return upstreams.urls[0] if settings.nats_url is None else "an external server"
-
-
-def upstream(url: str, tls: TlsFiles) -> Upstream:
-    """Read the URL of a server, where ``tls`` is used if it says so; raises SetupError unless it is a TCP address."""
-    parts = urlsplit(url.strip())
-    if parts.scheme not in ("nats", "tls") or parts.hostname is None:
-        raise SetupError("the gateway needs nats://HOST:PORT or tls://HOST:PORT")
-    return Upstream(parts.hostname, parts.port or DEFAULT_PORT, tls if parts.scheme == "tls" else None)

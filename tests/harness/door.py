@@ -16,7 +16,8 @@ from nats.aio.client import Client
 from mediator.broker import Broker
 from mediator.endpoint import Endpoint
 from mediator.errors import MediatorError
-from mediator.gateway.server import Gateway, push_verbs, run_gateway
+from mediator.gateway.opening import push_verbs, run_gateway
+from mediator.gateway.server import Gateway
 from mediator.mailboxes import sending
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.lanes import Lane

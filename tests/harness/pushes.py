@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mediator.gateway import subscription
-from mediator.gateway.server import make_sources
+from mediator.gateway.opening import make_sources
 from mediator.gateway.subscription import InFlightCounter, Subscription
 from mediator.gateway.subscriptions import StoredMailSource
 from mediator.nats.connection import connect

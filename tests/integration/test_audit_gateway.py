@@ -91,7 +91,7 @@ async def test_a_maximum_is_exact_and_frees_its_sid(tried: Edge) -> None:
 
 @pytest.mark.rule("N10")
 async def test_refusals_behind_an_unread_payload_do_not_pile_up(tried: Edge, monkeypatch) -> None:
-    monkeypatch.setattr("mediator.gateway.connection.UNREAD_BYTES", 8 << 20)
+    monkeypatch.setattr("mediator.gateway.server.UNREAD_BYTES", 8 << 20)
     flooder = await tried.peer()
     await deafen(tried, flooder)
     with pytest.raises(ConnectionError):

@@ -13,8 +13,8 @@ from nats.errors import NoRespondersError
 
 from mediator.endpoint import Endpoint
 from mediator.errors import SetupError
-from mediator.gateway import connection
-from mediator.gateway.server import run_gateway, upstream
+from mediator.gateway import server
+from mediator.gateway.opening import run_gateway, upstream
 from mediator.gateway.streams import MAX_UNFINISHED
 from mediator.mailboxes.bounds import Bounds
 from mediator.metrics import Metrics
@@ -343,7 +343,7 @@ async def test_broken_frames_end_the_connection_as_nats_server_does(house, sent,
 async def test_a_client_that_says_nothing_is_sent_away(tmp_path, monkeypatch):
     async with gateway(tmp_path) as house:
         kept = await house.client()
-        monkeypatch.setattr(connection, "HELLO_SECONDS", 0.2)
+        monkeypatch.setattr(server, "HELLO_SECONDS", 0.2)
         for sent in (b"", b"PING", b"PING\r\n"):
             client = await house.raw()
             client.write(sent)
@@ -376,11 +376,11 @@ async def test_a_client_that_never_reads_costs_little_memory(house):
     await flushed(sender)
     assert (await subscription.next_msg(timeout=PATIENCE)).data == b"y"
     waiting = max(client.transport.get_write_buffer_size() for client in house.gateway.clients)
-    assert waiting <= 4 * connection.BUFFER_BYTES
+    assert waiting <= 4 * server.BUFFER_BYTES
 
 
 async def test_a_client_that_never_reads_refusals_is_cut_off(house, monkeypatch):
-    monkeypatch.setattr(connection, "UNREAD_BYTES", 2 << 20)
+    monkeypatch.setattr(server, "UNREAD_BYTES", 2 << 20)
     lazy = await house.raw()
     lazy.write(b'CONNECT {"verbose":false}\r\nPING\r\n')
     await lazy.until(b"PONG")

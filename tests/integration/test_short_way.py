@@ -216,7 +216,7 @@ async def test_what_waits_is_answered_when_the_door_closes(tmp_path: Path) -> No
 
 @pytest.mark.rule("N7")
 async def test_a_slow_reader_of_replies_is_bounded(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mediator.gateway.connection.UNREAD_BYTES", 32 << 20)
+    monkeypatch.setattr("mediator.gateway.server.UNREAD_BYTES", 32 << 20)
     await house.service.send(bytes(1_000_000))
     slow, other = await peer(house), await house.client()
     fetch = b'{"deliver":"earliest"}'
@@ -259,7 +259,7 @@ async def test_beyond_the_bound_others_are_told_to_wait(house: House, monkeypatc
 
 @pytest.mark.rule("N7")
 async def test_many_large_replies_at_once_cut_nobody_off(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mediator.gateway.connection.UNREAD_BYTES", 4 << 20)
+    monkeypatch.setattr("mediator.gateway.server.UNREAD_BYTES", 4 << 20)
     client = await house.client()
     await client.request(PREFIX + "MSG.SEND.task", bytes(1_000_000), timeout=30)
     body = b'{"deliver":"earliest"}'

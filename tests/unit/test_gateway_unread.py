@@ -6,9 +6,8 @@ from dataclasses import dataclass
 import pytest
 
 from mediator.endpoint import Endpoint
-from mediator.gateway.connection import UNREAD_BYTES, ClientConnection
 from mediator.gateway.identity import ClientIdentities
-from mediator.gateway.server import ALL_UNREAD_BYTES, LEAST_UNREAD_BYTES, Gateway
+from mediator.gateway.server import ALL_UNREAD_BYTES, LEAST_UNREAD_BYTES, UNREAD_BYTES, ClientConnection, Gateway
 from mediator.gateway.subscription import InFlightCounter
 from mediator.gateway.subscriptions import Subscriptions
 from mediator.nats.client import Request
