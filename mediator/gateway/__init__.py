@@ -5,7 +5,8 @@ How a SUB travels:
 1. The client's bytes reach its connection (`server.py`), whose protocol (`protocol.py`) looks at the few frames
    that matter. Most bytes pass on to nats-server as they came.
 2. In place of a SUB to stored mail, nats-server is asked whether the client may subscribe, and the service once who the
-   client is (`identity.py`), both on the client's own connection. The client's PONG waits until that is decided.
+   client is (`identity.py`), both on the client's own connection. The client's PONG waits until that is decided
+   (`session.py`).
 3. The gateway opens the subscription (`subscriptions.py`) at the source of its subject: a mailbox, the list of public
    mailboxes, or a pattern of broadcasts.
 4. Without a queue group the mailbox's feed (`feed.py`) replays what is stored, then pushes what comes; with one, a
@@ -15,5 +16,5 @@ How a SUB travels:
    the window of the subscription (`subscription.py`). While the socket takes nothing, nothing more is pushed.
 
 A request to the service takes the short way to the NATS door in memory where the client cannot tell, and nats-server
-otherwise. `permissions.py` says what is refused; `opening.py` opens all of this.
+otherwise (`inboxes.py` says where its answer may go). `opening.py` opens all of this.
 """

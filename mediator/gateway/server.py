@@ -21,11 +21,11 @@ from mediator.broker import Broker
 from mediator.endpoint import Endpoint
 from mediator.errors import SetupError
 from mediator.gateway.identity import ClientIdentities, TenantGate, TenantMembership
-from mediator.gateway.permissions import InboxClaims
-from mediator.gateway.protocol import (
+from mediator.gateway.inboxes import InboxClaims
+from mediator.gateway.protocol import GatewayProtocol
+from mediator.gateway.session import (
     AccountNamed,
     GatewayContext,
-    GatewayProtocol,
     IdentityRequested,
     PublicAddress,
     PushesConfirmed,

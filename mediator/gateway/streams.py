@@ -1,10 +1,14 @@
-"""The bytes of one direction as frames that may be inserted, dropped or kept until they are whole, within bounds."""
+"""The bytes of a client's connection as frames that may be inserted, dropped or kept until whole, within bounds."""
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from mediator.nats.frames import ProtocolViolationError
 
+MAX_UNHEARD: Final = 512 * 1024
+"""Bytes of a client, at most, that wait for a server that has not answered its CONNECT."""
 MAX_UNFINISHED: Final = 64 * 1024 * 1024
 """Bytes for which :class:`UnfinishedCommands` has room."""
 
@@ -106,3 +110,112 @@ class FrameStream:
             self.unfinished = len(data) - at + self.missing
         if mark < at:
             out.append(data[mark:at] if mark or at < len(data) else data)
+
+
+class ConnectionStreams(ABC):
+    """Both directions of one connection: what is to be written, what is counted, and which answers are the gateway's.
+
+    nats-server answers each command of a verbose client, so commands and answers are counted.
+    """
+
+    connected = False
+    """Whether the client has sent its CONNECT."""
+    _verbose = True
+    """As nats-server has it until CONNECT says otherwise."""
+    _commands = 0
+    _commands_answered = 0
+
+    # Bytes that are counted for all clients.
+    _unfinished = 0
+    _unheard = 0
+    """Bytes that passed to the server, which has not answered the client's CONNECT yet."""
+    _heard = False
+
+    def __init__(self, unfinished: UnfinishedCommands) -> None:
+        self._all_unfinished = unfinished
+        self._up, self._down = FrameStream(self._read_client_frames), FrameStream(self._read_server_frames)
+        self._to_server: list[bytes] = []
+        self._to_client: list[bytes] = []
+        self._own_commands: deque[int] = deque()
+        """Numbers of the commands whose answers the client must not see."""
+
+    @abstractmethod
+    def _read_client_frames(self, data: bytes, at: int, mark: int, out: list[bytes]) -> None:
+        """Read what the client wrote, as :class:`FrameStream` asks for."""
+
+    @abstractmethod
+    def _read_server_frames(self, data: bytes, at: int, mark: int, out: list[bytes]) -> None:
+        """Read what the server wrote."""
+
+    def close(self) -> None:
+        """Count nothing for this connection any more."""
+        self._all_unfinished.total -= self._unfinished
+        self._unfinished = 0
+
+    def receive_from_server(self, data: bytes) -> None:
+        """Take what the server wrote; raises :class:`ProtocolViolationError`."""
+        if self.connected and not self._heard:
+            self._heard = True
+            self._all_unfinished.total -= self._unheard
+            self._unfinished -= self._unheard
+        self._to_client += self._down.feed(data)
+        if self._down.violation is not None:
+            raise self._down.violation
+
+    def data_to_send(self) -> tuple[bytes, bytes, int]:
+        """Return what is to be written to the server and to the client, and how many bytes for the client must wait.
+
+        The latter wait for the end of a payload.
+        """
+        to_server, to_client = b"".join(self._to_server), b"".join(self._to_client)
+        self._to_server.clear()
+        self._to_client.clear()
+        return to_server, to_client, self._down.held
+
+    def _may_wait(self, size: int) -> bool:
+        """Return whether a command of so many bytes may wait here until it is whole."""
+        return self._all_unfinished.has_room(size - self._unfinished)
+
+    def _count_unfinished(self, passed: Sequence[bytes]) -> bool:
+        """Count what waits, and what passed to the server; return whether the client may go on.
+
+        It may not if all have too much waiting and the server has not let it in yet.
+        """
+        size = self._up.unfinished
+        if not self._heard:
+            # More than this is not written to a server that does not read.
+            self._unheard = min(self._unheard + sum(map(len, passed)), MAX_UNHEARD)
+            size += self._unheard
+        if size != self._unfinished:
+            self._all_unfinished.total += size - self._unfinished
+            self._unfinished = size
+        return self._heard or not size or self._all_unfinished.has_room(0)
+
+    def _command(self, frame: bytes) -> bytes:
+        """Count a command that the server answers."""
+        self._commands += 1
+        return frame
+
+    def _own_command(self, frame: bytes) -> bytes:
+        """Count a command of the gateway, whose answer the client must not see."""
+        if self._verbose:
+            self._own_commands.append(self._commands)
+        self._commands += 1
+        return frame
+
+    def _answers_own_command(self) -> bool:
+        """Count an answer; return whether it answers a command of the gateway."""
+        number = self._commands_answered
+        self._commands_answered += 1
+        if self._own_commands and self._own_commands[0] == number:
+            self._own_commands.popleft()
+            return True
+        return False
+
+    def _insert_command(self, frame: bytes) -> None:
+        self._to_server.append(self._up.insert(self._own_command(frame)))
+
+    def _write_client(self, data: bytes) -> None:
+        """Write frames to the client; not while frames of the server are being read, whose handlers return theirs."""
+        if data:
+            self._to_client.append(self._down.insert(data))

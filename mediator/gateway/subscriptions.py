@@ -16,8 +16,8 @@ from mediator.errors import BadRequestError, BusyError, MediatorError, QuotaExce
 from mediator.fields import has_controls
 from mediator.gateway.broadcasts import BroadcastHub
 from mediator.gateway.feed import LiveFeed, ReadMarks
-from mediator.gateway.protocol import GatewayProtocol
 from mediator.gateway.queue_groups import QueueGroup
+from mediator.gateway.session import PushSession
 from mediator.gateway.subscription import EncodedMessage, InFlightCounter, MessageEncoder, Subscription, log_failure
 from mediator.mailboxes import pushing
 from mediator.mailboxes.address import PUBLIC
@@ -268,7 +268,7 @@ class Subscriptions:
         self._open: set[Subscription] = set()
         """Those that are open or opening."""
         self._of_tenant: Counter[str] = Counter()
-        self._unanswered: dict[Subscription, tuple[GatewayProtocol, float]] = {}
+        self._unanswered: dict[Subscription, tuple[PushSession, float]] = {}
         """Whose they are and when they were made, in this order."""
         self._failed: set[Subscription] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -293,21 +293,21 @@ class Subscriptions:
         for source in self._sources.values():
             source.start()
 
-    def add(self, protocol: GatewayProtocol, subscription: Subscription) -> None:
+    def add(self, session: PushSession, subscription: Subscription) -> None:
         """Take note of a new subscription of a connection, to answer for it after a while."""
-        self._unanswered[subscription] = protocol, self._clock()
+        self._unanswered[subscription] = session, self._clock()
 
-    def open(self, protocol: GatewayProtocol, subscription: Subscription) -> None:
+    def open(self, session: PushSession, subscription: Subscription) -> None:
         """Open a subscription, whose tenant is known; its connection learns how that ended."""
         if self._leaving:
             return
         tenant = subscription.tenant
         if (excess := self._excess(tenant)) is not None:
-            asyncio.get_running_loop().call_soon(protocol.refuse, subscription, str(excess))
+            asyncio.get_running_loop().call_soon(session.refuse, subscription, str(excess))
             return
         self._open.add(subscription)
         self._of_tenant[tenant] += 1
-        task = asyncio.create_task(log_failure(self._open_at_source(protocol, subscription)), name="push-open")
+        task = asyncio.create_task(log_failure(self._open_at_source(session, subscription)), name="push-open")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -321,10 +321,10 @@ class Subscriptions:
     def watch(self) -> None:
         """Release the PONGs that waited too long, and try again to open what could not be opened."""
         last = self._clock() - ANSWER_SECONDS
-        for subscription, (protocol, since) in self._unanswered.items():
+        for subscription, (session, since) in self._unanswered.items():
             if since > last:
                 break
-            protocol.answered(subscription)
+            session.answered(subscription)
         failed, self._failed = self._failed, set()
         for subscription in failed:
             self.open(self._unanswered[subscription][0], subscription)
@@ -341,7 +341,7 @@ class Subscriptions:
         for source in self._sources.values():
             await source.close(seconds)
 
-    async def _open_at_source(self, protocol: GatewayProtocol, subscription: Subscription) -> None:
+    async def _open_at_source(self, session: PushSession, subscription: Subscription) -> None:
         try:
             await self._sources[type(subscription.subject)].open(subscription)
         except UnavailableError as error:
@@ -349,13 +349,13 @@ class Subscriptions:
             self._try_again(subscription)
             return
         except MediatorError as error:
-            protocol.refuse(subscription, str(error))
+            session.refuse(subscription, str(error))
             return
         except Exception:
             self._try_again(subscription)
             raise
         self._unanswered.pop(subscription, None)
-        protocol.accept(subscription)
+        session.accept(subscription)
 
     def _try_again(self, subscription: Subscription) -> None:
         if subscription in self._open:

@@ -3,12 +3,12 @@
 from dataclasses import dataclass, field
 
 from mediator.gateway.identity import ClientIdentity
-from mediator.gateway.permissions import InboxClaims
-from mediator.gateway.protocol import (
+from mediator.gateway.inboxes import InboxClaims
+from mediator.gateway.protocol import GatewayProtocol
+from mediator.gateway.session import (
     AccountNamed,
     Event,
     GatewayContext,
-    GatewayProtocol,
     IdentityRequested,
     PublicAddress,
     PushesConfirmed,

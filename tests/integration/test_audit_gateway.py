@@ -147,7 +147,7 @@ async def test_no_client_listens_to_replies_of_another(tried: Edge) -> None:
 
 @pytest.mark.rule("N10")
 async def test_a_client_that_comes_back_is_not_kept_from_its_inbox(tried: Edge, monkeypatch) -> None:
-    monkeypatch.setattr("mediator.gateway.permissions.ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr("mediator.gateway.inboxes.ANSWER_SECONDS", 0.1)
     old = await tried.peer()
     await old.settled(b"SUB _INBOX.again.* 1\r\n")
     client = await tried.peer()

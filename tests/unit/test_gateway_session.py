@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mediator.gateway.permissions import InboxClaims
-from mediator.gateway.protocol import MAX_PINGS
+from mediator.gateway.inboxes import InboxClaims
+from mediator.gateway.session import MAX_PINGS
 from mediator.gateway.streams import UnfinishedCommands
 from mediator.nats.frames import ProtocolViolationError
 from tests.harness.gateway_protocol import ACME, ClientPath, question

@@ -7,10 +7,10 @@ import pytest
 
 from mediator.errors import MediatorError, NoSuchMailboxError, UnavailableError
 from mediator.gateway.identity import ClientIdentity
-from mediator.gateway.permissions import InboxClaims
-from mediator.gateway.protocol import (
+from mediator.gateway.inboxes import InboxClaims
+from mediator.gateway.protocol import GatewayProtocol
+from mediator.gateway.session import (
     GatewayContext,
-    GatewayProtocol,
     PublicAddress,
     SubscriptionEnded,
     SubscriptionMade,

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mediator.gateway.identity import ClientIdentity
-from mediator.gateway.permissions import InboxClaims
-from mediator.gateway.protocol import MAX_INBOXES, MAX_SHORT_WAY
+from mediator.gateway.inboxes import MAX_INBOXES, InboxClaims
+from mediator.gateway.protocol import MAX_SHORT_WAY
 from mediator.mailboxes.address import DEFAULT_TENANT
 from tests.harness.gateway_protocol import ACME, QUIET, ClientPath, question
 

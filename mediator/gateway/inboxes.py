@@ -1,87 +1,22 @@
-"""What the gateway refuses: publishes that would pass for its own, inboxes that others hold (N2, N10)."""
+"""Inboxes: which connections hold one, so that no other may listen (N2, N10), and where a reply to one leads."""
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from mediator.nats import control_messages, subjects
 from mediator.nats.subjects import ANY, overlaps
 
-_API: Final = subjects.API.encode()
-_STREAM_VERBS: Final = ("API.STREAM.CREATE.", "API.STREAM.UPDATE.", "API.STREAM.RESTORE.")
-_NOT_FOR_CLIENTS: Final = (
-    b"$mq9.AI.PUSH.",
-    # nats-server answers some of these for the account of the client, with everything its clients subscribe to.
-    b"$SYS.",
-    *(each.encode() for each in (subjects.PUSH, control_messages.ROOT)),
-)
-
-
-def is_for_clients(subject: bytes) -> bool:
-    """Return whether clients may publish to a subject, or name it for the reply."""
-    return not subject.startswith(_NOT_FOR_CLIENTS)
-
-
-def can_be_answered(subject: bytes, reply: bytes) -> bool:
-    """Return whether a publish to this subject may name that one for the reply.
-
-    With a wildcard in it, nats-server forgets other clients' requests to the service when the answer comes.
-    """
-    return not (subject.startswith(_API) and {b"*", b">"}.intersection(reply.split(b".")))
-
-
-def without_empty_tokens(subject: bytes) -> bytes:
-    """Return a request's subject as nats-server delivers it, though it has empty tokens (N2).
-
-    The server would answer these with its own 503; what stands in their place is in no address and no verb.
-    """
-    if not subject.startswith(_API) or not (b".." in subject or subject.endswith(b".")):
-        return subject
-    return subject.partition(b"..")[0].removesuffix(b".") + b".#"
-
-
-def makes_stream(subject: bytes) -> bool:
-    """Return whether a request to this subject asks JetStream, in any domain, for a stream."""
-    words = subject.decode("utf-8", "replace").split(".", 2)
-    if words[0] != "$JS" or len(words) < 3:
-        return False
-    return any(rest.startswith(_STREAM_VERBS) for rest in (f"{words[1]}.{words[2]}", words[2]))
-
-
-def is_stream_allowed(body: bytes) -> bool:
-    """Return whether a stream's configuration is valid and has no subjects of requests, pushes or replies."""
-    found = _stream_subjects(body)
-    return found is not None and all(isinstance(each, str) and subjects.stream_allowed(each) for each in found)
-
-
-def _stream_subjects(body: bytes) -> list[object] | None:
-    """Return all subjects that nats-server may find in a stream's configuration; None if that is unknown.
-
-    The server accepts names in any case, merges repeated ones, and reads bytes that are not UTF-8.
-    """
-    found: list[object] = []
-
-    def note(pairs: list[tuple[str, object]]) -> None:
-        for name, value in pairs:
-            if name.casefold() == "subjects":
-                found.extend(value if isinstance(value, list) else [value])
-
-    try:
-        json.loads(body.decode("utf-8", "replace"), object_pairs_hook=note)
-    except (ValueError, RecursionError):
-        return None
-    return [each for each in found if each is not None]
-
-
+MAX_INBOXES: Final = 1000
+"""Subscriptions of one connection that may match inboxes; one that has made more sends all requests the long way."""
 _ROOT: Final = "_INBOX."
 ANSWER_SECONDS: Final = 2.0
 """For a holder to answer the PING."""
 MAX_HELD: Final = 100
-"""InboxClaims that one connection can hold; further ones are open to others."""
+"""Inboxes that one connection can hold; further ones are open to others."""
 _DEPTH: Final = 8
 """Tokens of a subject that are indexed."""
+_ANY_LAST: Final = b".*"
 
 
 @dataclass(eq=False, slots=True)
@@ -221,3 +156,65 @@ def _discard(table: dict[str, set[_Claim]], key: str, claim: _Claim) -> None:
         claims.discard(claim)
         if not claims:
             del table[key]
+
+
+@dataclass(slots=True, eq=False)
+class ReplySubscription:
+    """A plain subscription to an inbox, and the answers that take the short way to it."""
+
+    sid: bytes
+    subject: bytes
+    """As it is, wildcard included."""
+    requests: int = 0
+    """How many there are, under way included."""
+    answers: int = 0
+    """How many it got."""
+    max_answers: int | None = None
+    """How many it takes, once it is to end; None: all."""
+
+
+class ReplyInboxes:
+    """The subscriptions of one connection that may match an inbox."""
+
+    def __init__(self) -> None:
+        self._by_sid: dict[bytes, ReplySubscription] = {}
+        self._by_subject: dict[bytes, list[ReplySubscription]] = {}
+        self._others: set[bytes] = set()
+        """Sids of those that answers cannot be handed to: of queue groups, and with wildcards elsewhere."""
+
+    def add(self, sid: bytes, subject: bytes, queue: bytes) -> bool:
+        """Add one; False: there are too many."""
+        if sid in self._by_sid or sid in self._others:
+            return True
+        if len(self._by_sid) + len(self._others) >= MAX_INBOXES:
+            return False
+        exact = subject.removesuffix(_ANY_LAST)
+        if queue or b"*" in exact or b">" in exact:
+            self._others.add(sid)
+        else:
+            made = self._by_sid[sid] = ReplySubscription(sid, subject)
+            self._by_subject.setdefault(subject, []).append(made)
+        return True
+
+    def remove(self, sid: bytes, most: int) -> int:
+        """End one after ``most`` messages in all, 0: now; return how many may come through nats-server."""
+        self._others.discard(sid)
+        found = self._by_sid.pop(sid, None)
+        if found is None:
+            return most
+        same = self._by_subject[found.subject]
+        same.remove(found)
+        if not same:
+            del self._by_subject[found.subject]
+        # Answers to what was asked before still come the short way.
+        found.max_answers = min(most, found.requests)
+        return most - found.max_answers
+
+    def find(self, reply: bytes) -> ReplySubscription | None:
+        """Return the one that a reply subject leads to; None: there is none, or more than one."""
+        if self._others:
+            return None
+        exact = self._by_subject.get(reply)
+        wild = self._by_subject.get(reply.rpartition(b".")[0] + _ANY_LAST)
+        found = exact if wild is None else wild
+        return None if found is None or len(found) > 1 or (exact and wild) else found[0]
