@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from mediator.system.extras import install_command
-from mediator.verify.checks import Damage, DamageKind, Place, Progress, SkippedError, VerifyCheck
+from mediator.verify.checks import Damage, DamageKind, Installation, Progress, SkippedError, VerifyCheck
 from pipeline.lake import TABLES, table_path
 
 LAKE = DamageKind(
@@ -22,9 +22,9 @@ class LakeFiles(VerifyCheck):
     title = LAKE.code
     kinds: Sequence[DamageKind] = (LAKE,)
 
-    def run(self, place: Place, progress: Progress) -> Iterator[Damage]:
+    def run(self, installation: Installation, progress: Progress) -> Iterator[Damage]:
         """See :class:`VerifyCheck`."""
-        lake = place.data_dir / "lake"
+        lake = installation.data_dir / "lake"
         tables = [path for name in TABLES if (path := table_path(lake, name)).joinpath("_delta_log").is_dir()]
         if not tables:
             return

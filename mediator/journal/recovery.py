@@ -83,7 +83,7 @@ class Recovery:
 
     def read_files(self, segments: Segments) -> None:
         """Close what the last run left open, and read as many of the newest files as needed; blocks on the disk."""
-        stopped_normally = segments.settle()
+        stopped_normally = segments.close_former()
         closed = closed_segments(self._folder)
         depth = 1 if stopped_normally else 2
         while True:

@@ -43,32 +43,32 @@ class Segments:
         segment_bytes: int,
         total_bytes: int,
         segment_seconds: float,
-        dropped: Callable[[], None],
+        on_drop: Callable[[], None],
     ) -> None:
-        """``dropped`` is called for each file that was dropped unread."""
+        """``on_drop`` is called for each file that was dropped unread."""
         self._folder = folder
         self._instance = instance
         self._segment_bytes = segment_bytes
         self._total_bytes = total_bytes
         self._segment_seconds = segment_seconds
-        self._dropped = dropped
+        self._on_drop = on_drop
         self._active: Path | None = None
         self._file = -1
         self._number = 0
         self._size = 0
-        self._begun = 0.0
+        self._opened_at = 0.0
 
-    def settle(self) -> bool:
-        """Close the file a former run left open, without its torn last line; return whether there was none."""
+    def close_former(self) -> bool:
+        """Close the files a former run left open, without a torn last line; return whether there were none."""
         make_folder(self._folder)
         left = sorted(self._folder.glob(f"*{ACTIVE}"))
         for path in left:
             self._finish(path, _mend(path))
         return not left
 
-    def begin(self, number: int) -> None:
+    def open(self, number: int) -> None:
         """Open a new file; ``number`` is the first seq that may come into it."""
-        self._open(number)
+        self._create(number)
         self._make_room()
 
     def append(self, lines: bytes) -> None:
@@ -86,40 +86,40 @@ class Segments:
         self._size += len(lines)
 
     @property
-    def begun(self) -> bool:
+    def is_open(self) -> bool:
         """Whether a file is open."""
         return self._active is not None
 
     @property
-    def full(self) -> bool:
+    def rotation_due(self) -> bool:
         """Whether it is time for a new file."""
-        old = time.monotonic() - self._begun >= self._segment_seconds
-        return self.written and (old or self._size >= self._segment_bytes)
+        old = time.monotonic() - self._opened_at >= self._segment_seconds
+        return self.has_lines and (old or self._size >= self._segment_bytes)
 
     @property
-    def written(self) -> bool:
+    def has_lines(self) -> bool:
         """Whether the open file has lines."""
         return self._active is not None and self._size > 0
 
     def rotate(self, number: int) -> None:
         """Begin a new file and then close the one before, so that a crash between them shows in two open files."""
         before, file, size = self._active, self._file, self._size
-        self._open(number)
+        self._create(number)
         os.close(file)
         assert before is not None
         self._finish(before, size)
         self._make_room()
 
-    def close(self, settled: bool) -> None:
-        """Close the file; unless ``settled`` it keeps its open name for the next start to check."""
+    def close(self, complete: bool) -> None:
+        """Close the file; unless ``complete`` it keeps its open name for the next start to check."""
         if self._active is None:
             return
         os.close(self._file)
         path, self._active = self._active, None
-        if settled:
+        if complete:
             self._finish(path, self._size)
 
-    def gap(self, **fields: object) -> None:
+    def record_gap(self, **fields: object) -> None:
         """Record a gap: events that readers will not find."""
         path = self._folder / GAPS
         kept = path.read_bytes() if path.exists() else b""
@@ -127,7 +127,7 @@ class Segments:
             kept = kept[kept.index(b"\n", len(kept) // 2) + 1 :]
         _replace(path, kept + orjson.dumps({"at": time.time_ns() // 1_000_000, **fields}) + b"\n")
 
-    def _open(self, number: int) -> None:
+    def _create(self, number: int) -> None:
         number = max(number, self._number + 1)
         path = self._folder / f"{number:020d}-{self._instance}{ACTIVE}"
         file = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
@@ -138,7 +138,7 @@ class Segments:
             path.unlink()
             raise
         self._file, self._active, self._number, self._size = file, path, number, 0
-        self._begun = time.monotonic()
+        self._opened_at = time.monotonic()
 
     def _finish(self, path: Path, size: int) -> None:
         if size:
@@ -155,13 +155,13 @@ class Segments:
         for path, size in closed:
             if total <= self._total_bytes:
                 break
-            held = _summary(path) if path.name > read else None
+            summary = _summary(path) if path.name > read else None
             # Before the gap is recorded, which may need the space on a full disk.
             path.unlink()
             total -= size
-            if held is not None:
-                self._dropped()
-                self.gap(why="space", segment=path.name, **held)
+            if summary is not None:
+                self._on_drop()
+                self.record_gap(why="space", segment=path.name, **summary)
 
     def _sync_folder(self) -> None:
         folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -191,7 +191,7 @@ def read_gaps(folder: Path) -> list[Line]:
 
 
 def mark_read(folder: Path, segment: str) -> None:
-    """Record that this closed file and all before it were read, so that dropping them leaves no gap."""
+    """Record that this closed file and all before it were read: dropping them leaves no gap."""
     _replace(folder / READ, orjson.dumps({"segment": segment}))
 
 

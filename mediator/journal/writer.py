@@ -98,7 +98,7 @@ class JournalWriter:
             segment_bytes=options.segment_mb * _MIB,
             total_bytes=options.total_mb * _MIB,
             segment_seconds=SEGMENT_SECONDS,
-            dropped=metrics.journal_dropped.inc,
+            on_drop=metrics.journal_dropped.inc,
         )
         self._broker: Broker
         self._loop: asyncio.AbstractEventLoop
@@ -224,7 +224,7 @@ class JournalWriter:
         needs_row = not (
             rebuildable
             and self._state is State.WRITING
-            and self._segments.begun
+            and self._segments.is_open
             and len(self._pending) + self._unsaved_events < UNSAVED_EVENTS
             and all(event.type in _REBUILDABLE for event in events)
         )
@@ -362,7 +362,7 @@ class JournalWriter:
         written = True
         waits = self._pending or self._waiting or self._dropped
         closings = list(self._closings)
-        if waits or closings or self._segments.full or not self._segments.begun or self._problem:
+        if waits or closings or self._segments.rotation_due or not self._segments.is_open or self._problem:
             written = await asyncio.to_thread(self.flush, bool(closings))
         self._answer_rotations(closings, written)
         if written and (self._queued_rows or self._new_rows or self._loop.time() >= self._adopt_at):
@@ -396,8 +396,8 @@ class JournalWriter:
     def flush(self, close: bool = False) -> bool:
         """Write what is queued, and with ``close`` close the open file; return whether the disk accepted it."""
         try:
-            if not self._segments.begun:
-                self._segments.begin(self._written_seq + 1)
+            if not self._segments.is_open:
+                self._segments.open(self._written_seq + 1)
             with self._lock:
                 self._encode_pending()
                 rest = len(self._waiting)
@@ -408,9 +408,9 @@ class JournalWriter:
                 self._metrics.journal_bytes.inc(len(lines))
                 self._remove_written(entries)
                 rest -= len(entries)
-                if self._segments.full:
+                if self._segments.rotation_due:
                     self._segments.rotate(self._written_seq + 1)
-            if self._segments.full or (close and self._segments.written):
+            if self._segments.rotation_due or (close and self._segments.has_lines):
                 self._segments.rotate(self._written_seq + 1)
             if self._dropped is not None:
                 self._record_gap(replace(self._dropped))
@@ -445,7 +445,7 @@ class JournalWriter:
             self._unsaved_events = sum(entry.events for entry in self._unsaved)
 
     def _record_gap(self, gap: _Dropped) -> None:
-        self._segments.gap(
+        self._segments.record_gap(
             why="waiting",
             seqs={self._instance: [gap.first_seq, gap.last_seq]},
             **{"from": gap.first_at, "to": gap.last_at},

@@ -41,7 +41,7 @@ class Damage:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Installation:
     """What is verified: a database, and the data directory beside it."""
 
     database: Snapshots
@@ -63,7 +63,7 @@ class VerifyCheck:
     """What is looked at, for the progress bar."""
     kinds: Sequence[DamageKind]
 
-    def run(self, place: Place, progress: Progress) -> Iterator[Damage]:
+    def run(self, installation: Installation, progress: Progress) -> Iterator[Damage]:
         """Yield what is found; raises :class:`SkippedError`, and what the database raises."""
         raise NotImplementedError
 
@@ -100,11 +100,11 @@ class RowCheck(VerifyCheck):
         self._slice_rows = slice_rows
         self._even_empty = even_empty
 
-    def run(self, place: Place, progress: Progress) -> Iterator[Damage]:
+    def run(self, installation: Installation, progress: Progress) -> Iterator[Damage]:
         """See :class:`VerifyCheck`."""
         after = last = -1
         while True:
-            with place.database.open() as ask:
+            with installation.database.open() as ask:
                 if last < 0:
                     last = max(self._last(ask, *each) for each in self._ranges)
                     if not last and not self._even_empty:

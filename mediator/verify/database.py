@@ -12,7 +12,7 @@ from mediator.mailboxes.rows import Row
 from mediator.store.migrate import migrate
 from mediator.store.snapshots import Snapshots, SqliteSnapshots
 from mediator.store.sqlite import STORE_EVERY
-from mediator.verify.checks import RECOUNT, Damage, DamageKind, Place, Progress, RowCheck, VerifyCheck, orphans
+from mediator.verify.checks import RECOUNT, Damage, DamageKind, Installation, Progress, RowCheck, VerifyCheck, orphans
 
 COUNTERS = DamageKind("mailbox_counters", "Mailboxes count other messages or bytes than they hold.", RECOUNT)
 DEDUP_COUNT = DamageKind("dedup_count", "Mailboxes count other deduplication ids than they remember.", RECOUNT)
@@ -237,11 +237,11 @@ class NextIds(RowCheck):
             judge=_skips,
         )
 
-    def run(self, place: Place, progress: Progress) -> Iterator[Damage]:
+    def run(self, installation: Installation, progress: Progress) -> Iterator[Damage]:
         """See :class:`VerifyCheck`."""
-        if place.database.shared:
+        if installation.database.shared:
             self._judge = None
-        yield from super().run(place, progress)
+        yield from super().run(installation, progress)
 
 
 def _skips(row: Row) -> bool:
@@ -255,9 +255,9 @@ class SingleRows(VerifyCheck):
     title = "secret_rows"
     kinds = (KEYS,)
 
-    def run(self, place: Place, progress: Progress) -> Iterator[Damage]:
+    def run(self, installation: Installation, progress: Progress) -> Iterator[Damage]:
         """See :class:`VerifyCheck`."""
-        with place.database.open() as ask:
+        with installation.database.open() as ask:
             found = ask("SELECT count(*) FROM send_only_key WHERE length(key) = 32", ())
         if found[0][0] != 1:
             damage = Damage(KEYS)
@@ -271,12 +271,12 @@ class Pages(VerifyCheck):
     title = PAGES.code
     kinds = (PAGES,)
 
-    def run(self, place: Place, progress: Progress) -> Iterator[Damage]:
+    def run(self, installation: Installation, progress: Progress) -> Iterator[Damage]:
         """See :class:`VerifyCheck`."""
-        tables = sorted({table for table, _ in place.database.columns()})
+        tables = sorted({table for table, _ in installation.database.columns()})
         for number, table in enumerate(tables):
             progress(number / len(tables))
-            problems = place.database.check_pages(table)
+            problems = installation.database.check_pages(table)
             if problems:
                 found = Damage(PAGES)
                 found.add(len(problems), [f"{table}: {problem}" for problem in problems])
@@ -293,14 +293,14 @@ class Schema(VerifyCheck):
         """``migrations_of_parts`` are those of :func:`mediator.store.migrate.migrate`."""
         self._migrations = migrations_of_parts
 
-    def run(self, place: Place, progress: Progress) -> Iterator[Damage]:
+    def run(self, installation: Installation, progress: Progress) -> Iterator[Damage]:
         """See :class:`VerifyCheck`."""
-        missing = _find_missing(place.database, self._migrations)
+        missing = _find_missing(installation.database, self._migrations)
         if missing:
             found = Damage(SCHEMA)
             found.add(len(missing), missing)
             yield found
-        foreign = place.database.foreign_objects(self._migrations)
+        foreign = installation.database.foreign_objects(self._migrations)
         if foreign:
             found = Damage(FOREIGN)
             found.add(len(foreign), foreign)

@@ -13,7 +13,7 @@ from mediator.journal import FOLDER
 from mediator.journal.segments import ACTIVE, COLUMNS, FINAL, GAPS, Line, off_since, read_gaps
 from mediator.mailboxes.events import EventType
 from mediator.store.snapshots import Ask
-from mediator.verify.checks import EXAMPLES, RESTORE, Damage, DamageKind, Place, Progress, VerifyCheck
+from mediator.verify.checks import EXAMPLES, RESTORE, Damage, DamageKind, Installation, Progress, VerifyCheck
 
 FILES = DamageKind(
     "journal_files",
@@ -77,9 +77,9 @@ class Journal(VerifyCheck):
     title = "journal"
     kinds = (FILES, CHAIN, LOST, LOST_MAILBOXES)
 
-    def run(self, place: Place, progress: Progress) -> Iterator[Damage]:
+    def run(self, installation: Installation, progress: Progress) -> Iterator[Damage]:
         """See :class:`VerifyCheck`."""
-        folder = place.data_dir / FOLDER
+        folder = installation.data_dir / FOLDER
         if not folder.is_dir():
             return
         with closing(sqlite3.connect("")) as memory:
@@ -87,15 +87,15 @@ class Journal(VerifyCheck):
                 memory.execute(sql)
             reader = _Reader(folder, memory, progress)
             reader.read()
-            yield from reader.damage(chained=not place.database.shared)
-            if place.database.shared:
-                yield from _given_again(place, memory)
+            yield from reader.damage(chained=not installation.database.shared)
+            if installation.database.shared:
+                yield from _find_reused_ids(installation, memory)
             else:
-                yield from _lost(place, memory, reader)
+                yield from _find_lost(installation, memory, reader)
 
 
 class _Reader:
-    """Reads the files of a journal, and goes on where it was."""
+    """Reads the files of a journal; a second reading goes on where the first ended."""
 
     def __init__(self, folder: Path, memory: sqlite3.Connection, progress: Progress) -> None:
         self._folder = folder
@@ -122,9 +122,9 @@ class _Reader:
             return
         self._find_unseen()
         missing = {
-            place: name
-            for place, name in self._unseen.items()
-            if place[1] >= self._first.get(place[0], 0) and not any(_within(place, *gap) for gap in self._gaps)
+            line: name
+            for line, name in self._unseen.items()
+            if line[1] >= self._first.get(line[0], 0) and not any(_within(line, *gap) for gap in self._gaps)
         }
         if missing:
             self.trusted = False
@@ -149,7 +149,7 @@ class _Reader:
             self._progress(number / len(paths))
             key = path.name.partition(".")[0]
             try:
-                for lines in _some(_lines(path, self._read.get(key, 0)), 20):
+                for lines in _batches(_lines(path, self._read.get(key, 0)), 20):
                     self._take(path, [line for line, _ in lines])
                     self._read[key] = lines[-1][1]
             except FileNotFoundError:
@@ -158,7 +158,7 @@ class _Reader:
             if path.name.endswith(FINAL) and path.exists() and self._read.get(key, 0) < path.stat().st_size:
                 self._damaged.add(1, [f"{path.name}: the last line is incomplete"])
 
-    def take_tail(self, lines: bytes) -> None:
+    def add_tail(self, lines: bytes) -> None:
         """Take lines that are in the database still."""
         self._take(None, lines.splitlines())
 
@@ -203,8 +203,8 @@ class _Reader:
         self._last[instance] = seq
 
 
-def _within(place: tuple[str, int], name: str, first: int, last: int) -> bool:
-    return place[0] == name and first <= place[1] <= last
+def _within(line: tuple[str, int], name: str, first: int, last: int) -> bool:
+    return line[0] == name and first <= line[1] <= last
 
 
 def _files(folder: Path) -> list[Path]:
@@ -222,19 +222,19 @@ def _lines(path: Path, start: int) -> Iterator[tuple[bytes, int]]:
                 yield line, start
 
 
-def _some(values: Iterable[T], count: int) -> Iterator[list[T]]:
+def _batches(values: Iterable[T], count: int) -> Iterator[list[T]]:
     rest = iter(values)
-    while some := list(islice(rest, count)):
-        yield some
+    while batch := list(islice(rest, count)):
+        yield batch
 
 
-def _given_again(place: Place, memory: sqlite3.Connection) -> Iterator[Damage]:
+def _find_reused_ids(installation: Installation, memory: sqlite3.Connection) -> Iterator[Damage]:
     """Yield mailboxes that may give a msg_id once more, since they count from below what the journal has."""
     found = Damage(LOST)
-    for some in _some(memory.execute("SELECT mailbox, last FROM box WHERE ended = 0 AND last >= 0"), 500):
-        with place.database.open() as ask:
-            next_ids = _next_ids(ask, [no for no, _ in some])
-        for no, last in some:
+    for batch in _batches(memory.execute("SELECT mailbox, last FROM box WHERE ended = 0 AND last >= 0"), 500):
+        with installation.database.open() as ask:
+            next_ids = _next_ids(ask, [no for no, _ in batch])
+        for no, last in batch:
             if last >= next_ids.get(no, last + 1):
                 found.add(last + 1 - next_ids[no], [f"mailbox {no} from message {next_ids[no]} to {last}"])
     if found.count:
@@ -242,32 +242,32 @@ def _given_again(place: Place, memory: sqlite3.Connection) -> Iterator[Damage]:
 
 
 def _next_ids(ask: Ask, numbers: Sequence[int]) -> dict[int, int]:
-    return {int(row[0]): int(row[1]) for row in ask(_NEXT.format(places=_places(len(numbers))), numbers)}
+    return {int(row[0]): int(row[1]) for row in ask(_NEXT.format(places=_placeholders(len(numbers))), numbers)}
 
 
-def _places(count: int) -> str:
+def _placeholders(count: int) -> str:
     return ", ".join("?" * count)
 
 
-def _lost(place: Place, memory: sqlite3.Connection, reader: _Reader) -> Iterator[Damage]:
+def _find_lost(installation: Installation, memory: sqlite3.Connection, reader: _Reader) -> Iterator[Damage]:
     """Yield messages and mailboxes that the journal has and the database has not.
 
-    What was removed meanwhile is told by the journal's tail in the database, and by what came into the files since.
+    Removals since are in the journal's tail in the database, and in what was added to the files.
     """
     if not reader.trusted:
         return
     for candidates, table in ((_LIVING_MESSAGES, "message"), (_LIVING_MAILBOXES, "mailbox")):
-        for some in _some(memory.execute(candidates), _AT_ONCE):
-            pairs = ", ".join(["(?, ?)"] * len(some))
+        for batch in _batches(memory.execute(candidates), _AT_ONCE):
+            pairs = ", ".join(["(?, ?)"] * len(batch))
             numbers = "mailbox_no = a AND message.msg_id = b" if table == "message" else "no = a"
             sql = f"WITH wanted (a, b) AS (VALUES {pairs}) SELECT a, b FROM wanted"
-            with place.database.open() as ask:
+            with installation.database.open() as ask:
                 missing = ask(
                     f"{sql} WHERE NOT EXISTS (SELECT 1 FROM {table} WHERE {numbers})",
-                    [number for pair in some for number in pair],
+                    [number for pair in batch for number in pair],
                 )
             memory.executemany("INSERT INTO missing VALUES (?, ?)", missing)
-    _read_on(place, reader)
+    _read_newer(installation, reader)
     for kind, sql, example in (
         (LOST_MAILBOXES, f"{_LIVING_MAILBOXES} AND (mailbox, -1) IN missing", "mailbox {0}"),
         (LOST, f"{_LIVING_MESSAGES} AND (mailbox, msg_id) IN missing", "message {1} of mailbox {0}"),
@@ -279,15 +279,15 @@ def _lost(place: Place, memory: sqlite3.Connection, reader: _Reader) -> Iterator
             yield found
 
 
-def _read_on(place: Place, reader: _Reader) -> None:
-    """Read what was journalled meanwhile: a change writes its lines to the tail first, and from there to a file."""
+def _read_newer(installation: Installation, reader: _Reader) -> None:
+    """Read what the journal got meanwhile: a change writes its lines to the tail first, and from there to a file."""
     after = -1
     while True:
-        with place.database.open() as ask:
+        with installation.database.open() as ask:
             tail = ask("SELECT seq, lines FROM journal_tail WHERE seq > ? ORDER BY seq LIMIT 100", (after,))
         if not tail:
             break
         after = tail[-1][0]
         for _, lines in tail:
-            reader.take_tail(bytes(lines))
+            reader.add_tail(bytes(lines))
     reader.read()

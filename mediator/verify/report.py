@@ -8,7 +8,7 @@ from typing import Any
 from mediator.errors import StoreDamagedError
 from mediator.settings.settings import Settings
 from mediator.store.snapshots import open_snapshots
-from mediator.verify.checks import Damage, Place, SkippedError, VerifyCheck
+from mediator.verify.checks import Damage, Installation, SkippedError, VerifyCheck
 from mediator.verify.database import PAGES, SCHEMA, Pages, Schema, mailbox_checks
 from mediator.verify.journal import Journal
 
@@ -70,7 +70,7 @@ def verify(
     checks = all_checks(settings, checks_of_parts)
     database = open_snapshots(settings.data_dir, settings.store_url)
     try:
-        place = Place(database, settings.data_dir)
+        installation = Installation(database, settings.data_dir)
         for number, check in enumerate(checks):
 
             def tell(part: float, number: int = number, title: str = check.title) -> None:
@@ -78,7 +78,7 @@ def verify(
 
             tell(0.0)
             try:
-                for found in check.run(place, tell):
+                for found in check.run(installation, tell):
                     report.add(found)
                 report.checks += 1
             except SkippedError as reason:

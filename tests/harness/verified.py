@@ -7,7 +7,7 @@ from pathlib import Path
 from mediator.parts import verify_checks
 from mediator.store.base import Store
 from mediator.store.snapshots import Ask
-from mediator.verify.checks import Place
+from mediator.verify.checks import Installation
 from mediator.verify.database import mailbox_checks
 from mediator.verify.report import VerifyReport, verify
 from pickup.maintenance import mediation_checks
@@ -31,9 +31,9 @@ class StoreSnapshots:
 
 def damage_in(store: Store | StoreSnapshots) -> list[str]:
     """Return what the checks of the core and of the parts find in the tables, as text."""
-    place = Place(store if isinstance(store, StoreSnapshots) else StoreSnapshots(store), Path())
+    installation = Installation(store if isinstance(store, StoreSnapshots) else StoreSnapshots(store), Path())
     checks = [*mailbox_checks(), *mediation_checks(), *registry_checks()]
-    found = [damage for check in checks for damage in check.run(place, lambda _part: None)]
+    found = [damage for check in checks for damage in check.run(installation, lambda _part: None)]
     return [f"{damage.kind.code}: {example}" for damage in found for example in damage.examples]
 
 

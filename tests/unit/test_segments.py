@@ -21,7 +21,7 @@ class Folder:
 
     def open(self, **options: Any) -> Segments:
         given = {"segment_bytes": KIB, "total_bytes": 4 * KIB, "segment_seconds": 3600.0} | options
-        return Segments(self.path, "host-1", dropped=self._dropped, **given)
+        return Segments(self.path, "host-1", on_drop=self._dropped, **given)
 
     def _dropped(self) -> None:
         self.drops += 1
@@ -35,7 +35,7 @@ class Folder:
     def fill(self, segments: Segments, files: int) -> None:
         """Write until so many files were closed."""
         for _ in range(files):
-            while not segments.full:
+            while not segments.rotation_due:
                 segments.append(self.line())
             segments.rotate(self.seq + 1)
 
@@ -53,8 +53,8 @@ def folder(tmp_path: Path) -> Folder:
 
 def test_a_file_is_closed_under_another_name_when_it_is_full(folder: Folder) -> None:
     segments = folder.open()
-    assert segments.settle()
-    segments.begin(1)
+    assert segments.close_former()
+    segments.open(1)
     assert folder.names() == [f"{1:020d}-host-1.jsonl.open"]
     folder.fill(segments, 2)
     first, second, third = folder.names()
@@ -67,56 +67,56 @@ def test_a_file_is_closed_under_another_name_when_it_is_full(folder: Folder) -> 
 
 def test_a_file_is_closed_after_its_time_but_never_empty(folder: Folder) -> None:
     segments = folder.open(segment_seconds=0.0)
-    segments.settle()
-    segments.begin(1)
-    assert not segments.full
+    segments.close_former()
+    segments.open(1)
+    assert not segments.rotation_due
     segments.append(folder.line())
-    assert segments.full
+    assert segments.rotation_due
 
 
 def test_closing_in_good_order_leaves_only_closed_files(folder: Folder) -> None:
     segments = folder.open()
-    segments.settle()
-    segments.begin(1)
-    segments.close(settled=True)
+    segments.close_former()
+    segments.open(1)
+    segments.close(complete=True)
     assert folder.names() == []
-    segments.begin(1)
+    segments.open(1)
     segments.append(folder.line())
-    segments.close(settled=True)
+    segments.close(complete=True)
     assert [path.suffix for path in folder.path.iterdir()] == [".jsonl"]
-    assert folder.open().settle()
+    assert folder.open().close_former()
 
 
 def test_a_torn_line_is_cut_off(folder: Folder) -> None:
     segments = folder.open()
-    segments.settle()
-    segments.begin(1)
+    segments.close_former()
+    segments.open(1)
     segments.append(folder.line() + folder.line())
-    segments.close(settled=False)
+    segments.close(complete=False)
     (left,) = folder.path.glob(f"*{ACTIVE}")
     with left.open("ab") as file:
         file.write(folder.line()[:-7])
     assert [line["seq"] for line in read_segment(left)] == [1, 2]
-    assert not folder.open().settle()
+    assert not folder.open().close_former()
     assert folder.seqs() == [1, 2]
     assert not list(folder.path.glob(f"*{ACTIVE}"))
 
 
 def test_a_file_with_nothing_but_a_torn_line_goes(folder: Folder) -> None:
     segments = folder.open()
-    segments.settle()
-    segments.begin(1)
-    segments.close(settled=False)
+    segments.close_former()
+    segments.open(1)
+    segments.close(complete=False)
     (left,) = folder.path.glob(f"*{ACTIVE}")
     left.write_bytes(b'{"instance":"ho')
-    assert not folder.open().settle()
+    assert not folder.open().close_former()
     assert folder.names() == []
 
 
 def test_the_oldest_unread_file_is_dropped_for_space(folder: Folder) -> None:
     segments = folder.open()
-    segments.settle()
-    segments.begin(1)
+    segments.close_former()
+    segments.open(1)
     folder.fill(segments, 1)
     oldest = closed_segments(folder.path)[0]
     size, held = oldest.stat().st_size, folder.seqs()
@@ -141,8 +141,8 @@ def test_the_oldest_unread_file_is_dropped_for_space(folder: Folder) -> None:
 
 def test_a_file_that_was_read_goes_without_a_gap(folder: Folder) -> None:
     segments = folder.open()
-    segments.settle()
-    segments.begin(1)
+    segments.close_former()
+    segments.open(1)
     folder.fill(segments, 2)
     mark_read(folder.path, closed_segments(folder.path)[-1].name)
     folder.fill(segments, 2)
@@ -153,8 +153,8 @@ def test_a_file_that_was_read_goes_without_a_gap(folder: Folder) -> None:
 
 def test_a_write_that_fails_leaves_whole_lines(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     segments = folder.open()
-    segments.settle()
-    segments.begin(1)
+    segments.close_former()
+    segments.open(1)
     segments.append(folder.line())
 
     monkeypatch.setattr("mediator.journal.segments.os.fsync", _no_space)
@@ -162,7 +162,7 @@ def test_a_write_that_fails_leaves_whole_lines(folder: Folder, monkeypatch: pyte
         segments.append(folder.line())
     monkeypatch.undo()
     segments.append(folder.line())
-    segments.close(settled=True)
+    segments.close(complete=True)
     assert folder.seqs() == [1, 3]
 
 

@@ -26,10 +26,10 @@ class Written:
         self._seqs = count(1000)
         self._last: int | None = None
         self.segments = Segments(
-            folder, "host-1", segment_bytes=1, total_bytes=total_bytes, segment_seconds=1e9, dropped=lambda: None
+            folder, "host-1", segment_bytes=1, total_bytes=total_bytes, segment_seconds=1e9, on_drop=lambda: None
         )
-        self.segments.settle()
-        self.segments.begin(1000)
+        self.segments.close_former()
+        self.segments.open(1000)
 
     def line(self, events: int = 10) -> None:
         """Write a line with so many events, whose msg_ids go on counting over all lines."""

@@ -135,7 +135,7 @@ def test_an_empty_journal_is_one_that_has_yet_to_begin(tmp_path: Path) -> None:
     reader = reader_of(journal)
     start = reader.initialOffset()
     assert list(ask(reader, start)) == []
-    journal.segments.begin(2000)
+    journal.segments.open(2000)
     journal.line()
     assert [values for values, _ in ask(reader, start)] == [journal.msg_ids]
 
