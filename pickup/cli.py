@@ -2,19 +2,35 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from mediator.cli import output
-from mediator.cli.options import Address, CommandError, CommandGroup, CommandOptions, TenantOptions, span, timed
+from mediator.cli.options import (
+    Address,
+    CommandError,
+    CommandGroup,
+    CommandOptions,
+    TenantOptions,
+    Yes,
+    asks,
+    lists,
+    span,
+    timed,
+)
 from mediator.operate.units import format_bytes, format_time
+from pickup.operate.records import AccessRuleView, ConnectionSummary, ListedInvitation, RouteView, TrafficOfHour
 from pickup.rules.records import Verdict
 
 PAGE = 500
 """Connections in one request; a reply of the control socket is at most 1 MiB."""
+
+INVITATION_COLUMNS = ListedInvitation.columns("id", "label", "created_at", "expire_at", "uses", "max_uses", "open")
+ROUTE_COLUMNS = RouteView.columns("mail_address", "key", "created_at", "used_at", created_at="attached")
+ACCESS_COLUMNS = AccessRuleView.columns("name", "created_at", "note")
 
 app = CommandGroup()
 connections_app = CommandGroup(help="List, show and remove DIDComm connections.", no_args_is_help=True)
@@ -45,27 +61,15 @@ def list_connections(
         more, total = answer["more"], answer["total"]
         after = found[-1]["connection"] if found else after
     fields = {"connections": found, "more": more, "total": total}
-    columns = ("no#", "label", "didcomm", "created", "last seen", "keys#", "messages#", "size#", "delivery")
-    options.print_rows(fields, columns, [_connection(row) for row in found], "no connections")
+    columns = ConnectionSummary.columns(
+        "connection", "label", "didcomm", "created_at", "seen_at", "keys", "messages", "bytes", "mail_address"
+    )
+    options.print_records(fields, "connections", columns, "no connections", {"mail_address": _delivery})
     if more and not options.as_json:
         output.print_hint(f"There are {total} in all; --after {after} shows the next.")
 
 
-def _connection(row: dict[str, Any]) -> tuple[str, ...]:
-    return (
-        str(row["connection"]),
-        row["label"],
-        row["didcomm"],
-        format_time(row["created_at"]),
-        format_time(row["seen_at"]),
-        str(row["keys"]),
-        str(row["messages"]),
-        format_bytes(row["bytes"]),
-        _delivery(row),
-    )
-
-
-def _delivery(row: dict[str, Any]) -> str:
+def _delivery(row: Mapping[str, Any]) -> str:
     if row["mail_address"] is None:
         return "no mediation"
     if row["live"]:
@@ -83,7 +87,7 @@ def show_connection(number: Number, options: TenantOptions) -> None:
     for name, value in _facts(view):
         output.print_line(f"{name:<14}{value}")
     if view["routes"]:
-        output.print_table(("key", "registered", "last used"), map(held, view["routes"]))
+        output.print_records(RouteView.columns("key", "created_at", "used_at"), view["routes"])
         if view["keys"] > len(view["routes"]):
             output.print_hint(f"{view['keys']} keys, the first {len(view['routes'])} are shown.")
 
@@ -115,23 +119,14 @@ def _facts(view: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield name, f"{view[name]}, {format_bytes(view[f'{name}_bytes'])}"
 
 
-def held(row: dict[str, Any]) -> tuple[str, ...]:
-    """Return the columns of a key: itself, when it was registered, when mail last came for it."""
-    return row["key"], format_time(row["created_at"]), format_time(row["used_at"])
-
-
 @connections_app.command("remove", epilog="Example: mediator connections remove 17")
-def remove_connection(
-    number: Number,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
-    *,
-    options: TenantOptions,
-) -> None:
+@asks(
+    "connections-remove",
+    "removed connection $connection",
+    confirm="End connection $connection with its mailbox and all mail in it?",
+)
+def remove_connection(connection: Number, yes: Yes = False, *, options: TenantOptions) -> None:
     """End a connection: its keys are free, its mailbox and all mail in it are gone."""
-    if not yes:
-        typer.confirm(f"End connection {number} with its mailbox and all mail in it?", abort=True, err=True)
-    answer = options.ask("connections-remove", connection=number)
-    options.print(answer, f"removed connection {answer['connection']}")
 
 
 Key = Annotated[str, typer.Argument(metavar="KEY", help="A key (base58 or did:key) or a DID.")]
@@ -192,73 +187,57 @@ def _write_image(path: Path, url: str) -> None:
         raise CommandError(f"{path}: {error.strerror or error}") from None
 
 
+def _open(invitation: Mapping[str, Any]) -> str:
+    return "yes" if invitation["open"] else "no"
+
+
 @invitations_app.command("list", epilog="Example: mediator invitations list")
+@lists("invitations-list", "invitations", INVITATION_COLUMNS, "no invitations", cells={"open": _open})
 def list_invitations(
     limit: Annotated[int, typer.Option(min=1, max=1000, help="The newest so many.")] = 100,
     *,
     options: TenantOptions,
 ) -> None:
     """List invitations, the newest first."""
-    answer = options.ask("invitations-list", limit=limit)
-    columns = ("id", "label", "created", "expires", "used#", "of#", "open")
-    options.print_rows(answer, columns, [_invitation(row) for row in answer["invitations"]], "no invitations")
-
-
-def _invitation(row: dict[str, Any]) -> tuple[str, ...]:
-    return (
-        row["id"],
-        row["label"],
-        format_time(row["created_at"]),
-        output.moment(row["expire_at"], "never"),
-        str(row["uses"]),
-        "" if row["max_uses"] is None else str(row["max_uses"]),
-        "yes" if row["open"] else "no",
-    )
 
 
 @invitations_app.command("remove", epilog="Example: mediator invitations remove 0b4ea5b7-7a4a-4c3c-9d0c-5f2f6e8e1a11")
+@asks("invitations-remove", "removed $id")
 def remove_invitation(
     id: Annotated[str, typer.Argument(metavar="ID", help="The invitation's id.")],
     options: TenantOptions,
 ) -> None:
     """Remove an invitation; connections made by it stay."""
-    answer = options.ask("invitations-remove", id=id)
-    options.print(answer, f"removed {answer['id']}")
 
 
 @keys_app.command(
     epilog="Example: mediator keys attach did:key:z6MkhaXgBZDvotDkL5257faiztiGiC2QtKLGpbnnEGta2doK agent.inbox"
 )
-def attach(key: Key, address: Address, options: TenantOptions) -> None:
+@asks("key-attach", "attached $key to $mail_address")
+def attach(key: Key, mail_address: Address, options: TenantOptions) -> None:
     """Let what is forwarded to a key go to a mailbox with retention until_ack, where NATS clients FETCH it."""
-    answer = options.ask("key-attach", key=key, mail_address=address)
-    options.print(answer, f"attached {answer['key']} to {answer['mail_address']}")
 
 
 @keys_app.command(epilog="Example: mediator keys detach did:key:z6MkhaXgBZDvotDkL5257faiztiGiC2QtKLGpbnnEGta2doK")
+@asks("key-detach", "detached $key")
 def detach(key: Key, options: TenantOptions) -> None:
     """Let an attached key lead nowhere; mail that came for it stays in the mailbox."""
-    answer = options.ask("key-detach", key=key)
-    options.print(answer, f"detached {answer['key']}")
 
 
 @keys_app.command("list", epilog="Example: mediator keys list")
+@lists("key-list", "keys", ROUTE_COLUMNS, "no attached keys")
 def list_keys(
     limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many.")] = 1000,
     *,
     options: TenantOptions,
 ) -> None:
     """List the keys that operators attached to mailboxes."""
-    answer = options.ask("key-list", limit=limit)
-    rows = [(row["mail_address"], *held(row)) for row in answer["keys"]]
-    options.print_rows(answer, ("address", "key", "attached", "last used"), rows, "no attached keys")
 
 
 @identity_app.command(epilog="Example: mediator identity rotate")
+@asks("identity-rotate", "key  $key\nDID  $did")
 def rotate(options: TenantOptions) -> None:
     """Make new keys and DIDs for the mediator; existing connections keep their current keys."""
-    answer = options.ask("identity-rotate")
-    options.print(answer, f"key  {answer['key']}\nDID  {answer['did']}")
 
 
 Name = Annotated[
@@ -279,23 +258,19 @@ def _add_commands(verdict: Verdict) -> None:
     group = CommandGroup(help=_HELP[verdict], no_args_is_help=True)
 
     @group.command(epilog=f"Example: mediator didcomm {verdict} add 192.0.2.0/24 --note 'see ticket 17'")
+    @asks("access-add", "$list: $name", list=verdict.value)
     def add(name: Name, note: Note = "", *, options: CommandOptions) -> None:
         """Put a name on the list, and take it off the other. It holds at once, on all instances."""
-        answer = options.ask("access-add", list=verdict.value, name=name, note=note)
-        options.print(answer, f"{verdict}: {answer['name']}")
 
     @group.command(epilog=f"Example: mediator didcomm {verdict} remove 192.0.2.0/24")
+    @asks("access-remove", "no longer on the $list list: $name", list=verdict.value)
     def remove(name: Name, options: CommandOptions) -> None:
         """Take a name off the list. It holds at once, on all instances."""
-        answer = options.ask("access-remove", list=verdict.value, name=name)
-        options.print(answer, f"no longer on the {verdict} list: {answer['name']}")
 
     @group.command("list", epilog=f"Example: mediator didcomm {verdict} list")
+    @lists("access-list", "names", ACCESS_COLUMNS, f"nothing on the {verdict} list", list=verdict.value)
     def show(options: CommandOptions) -> None:
         """Show the list, the oldest name first."""
-        answer = options.ask("access-list", list=verdict.value)
-        rows = [(row["name"], format_time(row["created_at"]), row["note"]) for row in answer["names"]]
-        options.print_rows(answer, ("name", "since", "note"), rows, f"nothing on the {verdict} list")
 
     didcomm_app.add_typer(group, name=verdict.value)
 
@@ -313,8 +288,8 @@ def stats(options: TenantOptions) -> None:
         counts = ", ".join(f"{key}: {count}" for key, count in answer[name].items())
         output.print_line(f"{title:<13}{counts or '-'}")
     if answer["hours"]:
-        columns = ("hour", "queued#", "delivered#", "acknowledged#", "queued size#")
-        output.print_table(columns, [_hour(row) for row in answer["hours"]])
+        columns = TrafficOfHour.columns("began_at", "queued", "delivered", "acknowledged", "queued_bytes")
+        output.print_records(columns, answer["hours"])
 
 
 _COUNTERS = {
@@ -325,11 +300,6 @@ _COUNTERS = {
     "seen": "last seen",
     "queues": "queues",
 }
-
-
-def _hour(row: dict[str, Any]) -> tuple[str, ...]:
-    counts = (str(row[name]) for name in ("queued", "delivered", "acknowledged"))
-    return (format_time(row["began_at"]), *counts, format_bytes(row["queued_bytes"]))
 
 
 for _verdict in Verdict:

@@ -9,7 +9,7 @@ A record is a frozen dataclass that derives from :class:`Record`. Its annotation
         sent_at: Annotated[Time | None, Column("sent", absent="not yet")]
 
 Texts, flags and counts (whole numbers from 0) need no more than ``str``, ``bool`` and ``int``. Beside a type may stand
-its JSON schema or further words of it, and the :class:`Column` under which commands and pages show it.
+a :class:`JsonSchema`, and the :class:`Column` under which commands and pages show it.
 """
 
 import base64
@@ -75,22 +75,29 @@ class Column:
         return f"{self.title}#" if self.is_number else self.title
 
 
-def described(text: str) -> Schema:
+@dataclass(frozen=True, slots=True, eq=False)
+class JsonSchema:
+    """The schema of a field in place of that of its type, or words beside it if it has no ``type``."""
+
+    words: Schema
+
+
+def described(text: str) -> JsonSchema:
     """Return the word of a schema that describes a field."""
-    return {"description": text}
+    return JsonSchema({"description": text})
 
 
 INTERNAL: Final = object()
 """Marks a field that is in no answer."""
 
-Address = Annotated[str, ADDRESS]
+Address = Annotated[str, JsonSchema(ADDRESS)]
 Lane = Annotated[lanes.Lane, Kind.LANE]
 Bytes = Annotated[int, Kind.SIZE]
 Time = Annotated[int, Kind.TIME]
 """Milliseconds since the epoch; Unix seconds in answers."""
 Rate = Annotated[float, Kind.RATE]
-Payload = Annotated[bytes, {**TEXT, "description": "In base64."}]
-PAYLOAD: Final[Schema] = {RIGHT: Right.READ_PAYLOAD.value}
+Payload = Annotated[bytes, described("In base64.")]
+PAYLOAD: Final = JsonSchema({RIGHT: Right.READ_PAYLOAD.value})
 """Marks what only actors with the right ``read-payload`` see; others' answers lack it."""
 
 Write = Callable[[Any], Any]
@@ -199,7 +206,8 @@ def _refine(field: _Field, word: Any) -> _Field:
         return replace(field, column=replace(field.column, kind=word))
     if isinstance(word, Column):
         return replace(field, column=replace(word, kind=field.column.kind))
-    return replace(field, schema=word if "type" in word else {**field.schema, **word})
+    words = word.words
+    return replace(field, schema=words if "type" in words else {**field.schema, **words})
 
 
 # Mailboxes, their lanes and their groups.
@@ -269,7 +277,7 @@ class GroupView(Record):
     """One consumer group: how many messages are in which state for it."""
 
     name: Annotated[str, Column("group")]
-    settled: Annotated[Mapping[str, int], table({"type": "integer"}), Column("position")]
+    settled: Annotated[Mapping[str, int], JsonSchema(table({"type": "integer"})), Column("position")]
     waiting: int
     """Never delivered to it."""
     open: Annotated[int, Column("unacknowledged")]
@@ -419,7 +427,9 @@ class TenantView(Record):
     users: Sequence[TenantUserView]
     tokens: Sequence[TenantTokenView]
     accounts: Sequence[str]
-    quotas: Annotated[Mapping[str, int | None], QUOTA_SCHEMA, described("What it may take; null is without a limit.")]
+    quotas: Annotated[
+        Mapping[str, int | None], JsonSchema(QUOTA_SCHEMA), described("What it may take; null is without a limit.")
+    ]
     own_quotas: Annotated[
         Mapping[str, int], described("Those of its own; the others are as for all. 0 is without a limit.")
     ]

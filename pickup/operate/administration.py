@@ -12,11 +12,9 @@ from mediator.operate.operations import (
     MAIL_ADDRESS,
     TENANT,
     TEXT,
-    TIME,
     Answer,
     OperationRequest,
     Right,
-    Schema,
     about,
     limit,
     many,
@@ -34,17 +32,16 @@ from pickup.dids.document import keys_inside
 from pickup.dids.identities import OwnIdentities
 from pickup.dids.resolver import read
 from pickup.invitations import MAX_TTL, MAX_USES, InvitationService
-from pickup.operate.connections import ROUTE, OperationTenants, write_route
+from pickup.operate.connections import OperationTenants, view_route
+from pickup.operate.records import VERDICT, AccessRuleView, InvitationView, ListedInvitation, RouteView
 from pickup.rules import connecting, granting
 from pickup.rules.connecting import MAX_INVITATIONS
 from pickup.rules.granting import MAX_NOTE, MAX_RULES
 from pickup.rules.records import AccessRule, Invitation, Verdict
 
-_VERDICT: Schema = {"type": "string", "enum": [verdict.value for verdict in Verdict], "description": "Which list."}
 _NAME = about(TEXT, "A DID, a key (base58 or did:key), an IP address or a network.", minLength=1)
-_RULE = obj(list=_VERDICT, name=TEXT, note=TEXT, created_at=TIME)
 
-_FIELDS = {"list": _VERDICT, "name": _NAME}
+_FIELDS = {"list": VERDICT, "name": _NAME}
 
 
 class AccessOperations:
@@ -57,9 +54,9 @@ class AccessOperations:
         "access-list",
         Right.READ,
         "The allow or the deny list of the DIDComm door",
-        obj(names=many(_RULE), total=about(COUNT, "How many there are to be paged through.")),
+        obj(names=many(AccessRuleView.schema()), total=about(COUNT, "How many there are to be paged through.")),
         fields={
-            "list": _VERDICT,
+            "list": VERDICT,
             "text": about(TEXT, "Only what has this in its name or its note."),
             "skip": whole("Leave out the first.", 0, MAX_RULES, default=0),
             "limit": whole("List at most this many.", 1, MAX_RULES, default=MAX_RULES),
@@ -71,13 +68,13 @@ class AccessOperations:
         limit = read_number(request, "limit", 1, MAX_RULES)
         rules = self._access.rules(_verdict(request))
         found = [rule for rule in rules if text in rule.name.lower() or text in rule.note.lower()]
-        return {"names": [_rule(rule) for rule in found[skip : skip + limit]], "total": len(found)}
+        return {"names": [_view_rule(rule).to_json() for rule in found[skip : skip + limit]], "total": len(found)}
 
     @operation(
         "access-add",
         Right.OPERATE,
         "Allow or deny a DID, a key or a network",
-        _RULE,
+        AccessRuleView.schema(),
         fields={**_FIELDS, "note": about(TEXT, "Why, for other operators.", maxLength=MAX_NOTE, default="")},
         required=("name",),
         method="POST",
@@ -85,13 +82,13 @@ class AccessOperations:
     )
     async def _add(self, request: OperationRequest) -> Answer:
         name, note = read_text(request, "name"), read_text(request, "note")
-        return _rule(await self._access.add(_verdict(request), name, note))
+        return _view_rule(await self._access.add(_verdict(request), name, note)).to_json()
 
     @operation(
         "access-remove",
         Right.OPERATE,
         "Take a name off the allow or the deny list",
-        obj(list=_VERDICT, name=TEXT, removed=FLAG),
+        obj(list=VERDICT, name=TEXT, removed=FLAG),
         fields=_FIELDS,
         required=("name",),
         method="DELETE",
@@ -110,21 +107,12 @@ def _verdict(request: OperationRequest) -> Verdict:
     return Verdict(text)
 
 
-def _rule(rule: AccessRule) -> Answer:
-    return {"list": rule.verdict.value, "name": rule.name, "note": rule.note, "created_at": rule.created_at / 1000}
+def _view_rule(rule: AccessRule) -> AccessRuleView:
+    return AccessRuleView.of(rule, list=rule.verdict)
 
 
 MAX_ATTACHED = 1000
 
-_INVITATION: dict[str, Schema] = {
-    "id": INVITATION,
-    "tenant": TEXT,
-    "label": or_null(TEXT),
-    "created_at": TIME,
-    "expire_at": or_null(TIME),
-    "max_uses": or_null(COUNT),
-    "uses": COUNT,
-}
 _URLS = dict.fromkeys(("v1_url", "v1_short_url", "v2_url", "v2_short_url", "old_url", "page_url"), TEXT)
 
 _TENANT = {"tenant": TENANT}
@@ -152,7 +140,7 @@ class DidcommOperations:
         "invite",
         Right.OPERATE,
         "Make an invitation",
-        obj(**_INVITATION, **_URLS),
+        obj(**InvitationView.schema()["properties"], **_URLS),
         fields={
             **_TENANT,
             "label": about(TEXT, "How the mediator introduces itself."),
@@ -169,7 +157,7 @@ class DidcommOperations:
             ttl=read_optional_number(request, "ttl_ms", 1, MAX_TTL),
             uses=read_optional_number(request, "uses", 1, MAX_USES),
         )
-        return {**_invitation(made), **self._urls(made)}
+        return {**InvitationView.of(made).to_json(), **self._urls(made)}
 
     def _urls(self, invitation: Invitation) -> Answer:
         written = asdict(self._invitations.written(invitation))
@@ -179,7 +167,7 @@ class DidcommOperations:
         "invitations-list",
         Right.READ,
         "The invitations of a tenant, the newest first",
-        obj(invitations=many(obj(**_INVITATION, open=FLAG)), total=COUNT),
+        obj(invitations=many(ListedInvitation.schema()), total=COUNT),
         fields={
             **_TENANT,
             "skip": whole("Leave out the first.", 0, MAX_INVITATIONS, default=0),
@@ -192,7 +180,7 @@ class DidcommOperations:
         limit = read_number(request, "limit", 1, MAX_INVITATIONS)
         # All of them are few and short.
         found, now = await self._mediation.list_invitations(tenant, MAX_INVITATIONS), self._mediation.clock()
-        shown = [{**_invitation(one), "open": one.open(now)} for one in found[skip : skip + limit]]
+        shown = [ListedInvitation.of(one, open=one.open(now)).to_json() for one in found[skip : skip + limit]]
         return {"invitations": shown, "total": len(found)}
 
     @operation(
@@ -200,14 +188,15 @@ class DidcommOperations:
         # Its links let a wallet connect.
         Right.OPERATE,
         "One invitation with its links",
-        obj(**_INVITATION, open=FLAG, **_URLS),
+        obj(**ListedInvitation.schema()["properties"], **_URLS),
         fields={**_TENANT, "id": INVITATION},
         path="/invitations/{id}",
     )
     async def _show_invitation(self, request: OperationRequest) -> Answer:
         tenant, id = await self._tenants.of(request), read_text(request, "id")
         found = await self._mediation.read(lambda tx, _now: connecting.find_own_invitation(tx, tenant, id))
-        return {**_invitation(found), "open": found.open(self._mediation.clock()), **self._urls(found)}
+        shown = ListedInvitation.of(found, open=found.open(self._mediation.clock()))
+        return {**shown.to_json(), **self._urls(found)}
 
     @operation(
         "invitations-remove",
@@ -229,7 +218,7 @@ class DidcommOperations:
         "key-attach",
         Right.OPERATE,
         "Deliver mail for a key to a mailbox",
-        ROUTE,
+        RouteView.schema(),
         fields={**_KEY, "mail_address": MAIL_ADDRESS},
         required=("key", "mail_address"),
         method="POST",
@@ -245,7 +234,7 @@ class DidcommOperations:
         route = await self._mediation.write(
             lambda tx, now: granting.attach_key(tx, tenant, key, address, now, inside), (tenant, address)
         )
-        return write_route(route)
+        return view_route(route).to_json()
 
     @operation(
         "key-detach",
@@ -265,14 +254,14 @@ class DidcommOperations:
         "key-list",
         Right.READ,
         "The keys attached to mailboxes",
-        obj(keys=many(ROUTE)),
+        obj(keys=many(RouteView.schema())),
         fields={**_TENANT, "limit": limit(MAX_ATTACHED)},
         path="/keys",
     )
     async def _list_keys(self, request: OperationRequest) -> Answer:
         tenant, limit = await self._tenants.of(request), read_number(request, "limit", 1, MAX_ATTACHED)
         routes = await self._mediation.read(lambda tx, _now: tx.routes.attached(tenant, limit))
-        return {"keys": [write_route(route) for route in routes]}
+        return {"keys": [view_route(route).to_json() for route in routes]}
 
     # Identities.
 
@@ -288,15 +277,3 @@ class DidcommOperations:
     async def _rotate(self, request: OperationRequest) -> Answer:
         identity = await self._identities.rotate(await self._tenants.of(request))
         return {"tenant": identity.tenant, "key": identity.key, "did": identity.v2_did}
-
-
-def _invitation(invitation: Invitation) -> Answer:
-    return {
-        "id": invitation.id,
-        "tenant": invitation.tenant,
-        "label": invitation.label,
-        "created_at": invitation.created_at / 1000,
-        "expire_at": None if invitation.expire_at is None else invitation.expire_at / 1000,
-        "max_uses": invitation.max_uses,
-        "uses": invitation.uses,
-    }

@@ -11,25 +11,19 @@ from mediator.errors import BadRequestError
 from mediator.mailboxes.address import DEFAULT_TENANT
 from mediator.mailboxes.bounds import DAY
 from mediator.operate.operations import (
-    ADDRESS,
     COUNT,
     FLAG,
-    INVITATION,
     TENANT,
     TEXT,
-    TEXTS,
-    TIME,
     Answer,
     OperationRequest,
     Right,
-    Schema,
     about,
     is_allowed,
     limit,
     many,
     obj,
     operation,
-    or_null,
     read_number,
     read_text,
     table,
@@ -40,13 +34,21 @@ from pickup.connection_use import HOUR
 from pickup.dids.identities import OwnIdentities
 from pickup.endpoint_relay import MAX_WORKERS, EndpointRelay
 from pickup.live_sessions import MAX_SESSIONS, LiveSessions
+from pickup.operate.records import (
+    ConnectionDetails,
+    ConnectionSummary,
+    LiveSessionView,
+    RankedConnection,
+    RouteView,
+    TrafficOfHour,
+)
 from pickup.outbound import MAX_BYTES, MAX_MESSAGES, OutboundQueue
 from pickup.rules import listing
 from pickup.rules.granting import is_denied
 from pickup.rules.listing import ConnectionView
 from pickup.rules.names import MAX_NAME, canonical
 from pickup.rules.ports import ConnectionRow
-from pickup.rules.records import TRAFFIC, Policy, Route, Verdict
+from pickup.rules.records import Route, Verdict
 
 PAGE = 1000
 """Connections read at once, so that other reads get their turn."""
@@ -89,7 +91,7 @@ async def collect(mediation: MediationBroker, tenant: str) -> dict[str, Any]:
         "messages": messages,
         "bytes": size,
         **{name: dict(counter) for name, counter in counts.items()},
-        "hours": [{"began_at": at / 1000, **asdict(traffic)} for at, traffic in hours],
+        "hours": [TrafficOfHour.of(traffic, began_at=at).to_json() for at, traffic in hours],
     }
 
 
@@ -135,25 +137,6 @@ FRESH_SECONDS: Final = 4.0
 """What was read for one question serves its next pages for so long."""
 ORDERS: Final = ("newest", "depth", "size", "age", "idle")
 
-ROUTE = obj(key=TEXT, mail_address=ADDRESS, created_at=TIME, used_at=TIME)
-_CONNECTION: dict[str, Schema] = {
-    "connection": COUNT,
-    "label": or_null(TEXT),
-    "didcomm": TEXT,
-    "created_at": TIME,
-    "seen_at": TIME,
-    "keys": COUNT,
-    "mail_address": or_null(ADDRESS),
-    "mailbox_number": about(or_null(COUNT), "`id:` and this number stand for the address in other requests."),
-    "messages": COUNT,
-    "bytes": COUNT,
-    "live": FLAG,
-    "relayed": FLAG,
-    "transport": TEXT,
-    "pickup": TEXT,
-    "client": TEXT,
-    **dict.fromkeys(TRAFFIC, COUNT),
-}
 _COUNTS = table(COUNT)
 _NOTHING: Final = ("", "", False), 0.0, list[ConnectionRow]()
 _KEYS = {
@@ -182,7 +165,7 @@ class ConnectionOperations:
         "connections-list",
         Right.READ,
         "The DIDComm connections of a tenant",
-        obj(connections=many(obj(**_CONNECTION)), more=FLAG, total=COUNT),
+        obj(connections=many(ConnectionSummary.schema()), more=FLAG, total=COUNT),
         fields={
             **_TENANT,
             "after": whole("Begin behind this connection.", 0, MAX_NUMBER, default=0),
@@ -194,14 +177,18 @@ class ConnectionOperations:
         tenant = await self._tenants.of(request)
         after, limit = read_number(request, "after", 0, MAX_NUMBER), read_number(request, "limit", 1, MAX_LISTED)
         page = await self._mediation.list_connections(tenant, after, limit)
-        return {"connections": [self._listed(view) for view in page.views], "more": page.more, "total": page.total}
+        return {
+            "connections": [ConnectionSummary(**self._listed(view)).to_json() for view in page.views],
+            "more": page.more,
+            "total": page.total,
+        }
 
     @operation(
         "connections-rank",
         Right.READ,
         "DIDComm connections by age, mail or last use, all or those that a text finds",
         obj(
-            connections=many(obj(**_CONNECTION, oldest_at=or_null(TIME))),
+            connections=many(RankedConnection.schema()),
             found=about(COUNT, "How many there are to be paged through."),
             complete=about(FLAG, f"Whether these are all; at most {LOOKED_AT} are compared."),
         ),
@@ -232,7 +219,7 @@ class ConnectionOperations:
         shown = {row.no: row for row in rows[skip : skip + limit]}
         return {
             "connections": [
-                {**self._listed(view), "oldest_at": (shown[view.connection.no].oldest_at or 0) / 1000 or None}
+                RankedConnection(**self._listed(view), oldest_at=shown[view.connection.no].oldest_at or None).to_json()
                 for view in await self._mediation.view_connections(tenant, list(shown))
             ],
             "found": len(rows),
@@ -256,17 +243,7 @@ class ConnectionOperations:
         "connections-show",
         Right.READ,
         "One DIDComm connection with its keys",
-        obj(
-            **_CONNECTION,
-            their_did=or_null(TEXT),
-            callers=TEXTS,
-            endpoint=or_null(TEXT),
-            push=or_null(TEXT),
-            invitation=or_null(INVITATION),
-            policy=about(TEXT, "Who is granted mediation here.", enum=[policy.value for policy in Policy]),
-            on_list=about(or_null(TEXT), "The operator's list that its peer is on: allow or deny."),
-            routes=many(ROUTE),
-        ),
+        ConnectionDetails.schema(),
         fields=_ONE,
         path="/connections/{connection}",
     )
@@ -275,17 +252,17 @@ class ConnectionOperations:
         view = await self._mediation.show_connection(tenant, no, MAX_ROUTES)
         connection, rules = view.connection, self._mediation.rules
         allowed = not rules.allowed.isdisjoint((*connection.callers, canonical(connection.their_did)))
-        return {
+        return ConnectionDetails(
             **self._listed(view),
-            "their_did": connection.their_did,
-            "callers": list(connection.callers),
-            "endpoint": connection.endpoint,
-            "push": None if connection.device is None else connection.device.platform,
-            "invitation": connection.invitation,
-            "policy": rules.policy.value,
-            "on_list": Verdict.DENY.value if is_denied(rules, connection) else Verdict.ALLOW.value if allowed else None,
-            "routes": [write_route(route) for route in view.routes],
-        }
+            their_did=connection.their_did,
+            callers=connection.callers,
+            endpoint=connection.endpoint,
+            push=None if connection.device is None else connection.device.platform,
+            invitation=connection.invitation,
+            policy=rules.policy,
+            on_list=Verdict.DENY if is_denied(rules, connection) else Verdict.ALLOW if allowed else None,
+            routes=[view_route(route) for route in view.routes],
+        ).to_json()
 
     @operation(
         "connections-remove",
@@ -303,14 +280,15 @@ class ConnectionOperations:
         self._look = _NOTHING
         return {"connection": no, "removed": True}
 
-    def _listed(self, view: ConnectionView) -> Answer:
+    def _listed(self, view: ConnectionView) -> dict[str, Any]:
+        """Return the fields of a summary."""
         connection, mailbox = view.connection, view.mailbox
         return {
             "connection": connection.no,
             "label": connection.label,
-            "didcomm": connection.generation.value,
-            "created_at": connection.created_at / 1000,
-            "seen_at": view.seen_at / 1000,
+            "didcomm": connection.generation,
+            "created_at": connection.created_at,
+            "seen_at": view.seen_at,
             "keys": view.keys,
             "mail_address": None if mailbox is None else mailbox.address,
             "mailbox_number": None if mailbox is None else mailbox.no,
@@ -340,7 +318,7 @@ class ConnectionOperations:
             created=_COUNTS,
             seen=_COUNTS,
             queues=_COUNTS,
-            hours=many(obj(began_at=TIME, **dict.fromkeys(TRAFFIC, COUNT))),
+            hours=many(TrafficOfHour.schema()),
         ),
         fields=_TENANT,
         path="/didcomm/stats",
@@ -350,14 +328,9 @@ class ConnectionOperations:
         return {"live": self._sessions.count, **collected}
 
 
-def write_route(route: Route) -> Answer:
-    """Write a key and where it leads."""
-    return {
-        "key": route.key,
-        "mail_address": route.address,
-        "created_at": route.created_at / 1000,
-        "used_at": route.used_at / 1000,
-    }
+def view_route(route: Route) -> RouteView:
+    """Return a key and where it leads."""
+    return RouteView.of(route, mail_address=route.address)
 
 
 class DeliveryOperations:
@@ -373,17 +346,7 @@ class DeliveryOperations:
         Right.READ,
         "Wallets that get their mail pushed by this instance, the newest sessions first",
         obj(
-            sessions=many(
-                obj(
-                    tenant=TEXT,
-                    connection=COUNT,
-                    label=TEXT,
-                    since=TIME,
-                    mode=about(TEXT, "live, or implicit: bare envelopes (RFC 0212)."),
-                    pushed=about(COUNT, "Messages since then."),
-                    client=TEXT,
-                )
-            ),
+            sessions=many(LiveSessionView.schema()),
             total=COUNT,
         ),
         fields={
@@ -397,15 +360,15 @@ class DeliveryOperations:
         skip, limit = read_number(request, "skip", 0, MAX_SESSIONS), read_number(request, "limit", 1, MAX_LISTED)
         found, total = self._sessions.list(read_text(request, "tenant"), skip, limit)
         shown = [
-            {
-                "tenant": each.connection.tenant,
-                "connection": each.connection.no,
-                "label": each.connection.label,
-                "since": each.since / 1000,
-                "mode": "live" if each.live else "implicit",
-                "pushed": each.pushed,
-                "client": each.client,
-            }
+            LiveSessionView(
+                tenant=each.connection.tenant,
+                connection=each.connection.no,
+                label=each.connection.label,
+                since=each.since,
+                mode="live" if each.live else "implicit",
+                pushed=each.pushed,
+                client=each.client,
+            ).to_json()
             for each in found
         ]
         return {"sessions": shown, "total": total}
