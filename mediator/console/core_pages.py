@@ -25,7 +25,7 @@ from mediator.operate.activity import LANE_WORDS, PERIOD, Activity, Sample
 from mediator.operate.admin_api import PREFIX
 from mediator.operate.mailbox_operations import LOOKED_AT, ORDERS, find_address
 from mediator.operate.operations import Actor, Answer, Right, read_numbered
-from mediator.operate.records import RankedMailbox
+from mediator.operate.records import RankedMailbox, TenantUse
 from mediator.operate.sign_in import SignInView
 
 FINDINGS_SECONDS: Final = 60.0
@@ -258,13 +258,11 @@ def _path(place: dict[str, str]) -> str:
 
 
 PER_PAGE: Final = 50
-QUOTAS: Final = (
-    ("mailboxes", "Mailboxes", "number"),
-    ("messages", "Messages", "number"),
-    ("bytes", "Bytes", "size"),
-    ("rate", "Messages a second", "rate"),
-    ("sockets", "Sockets", "number"),
-    ("subscriptions", "Subscriptions", "number"),
+QUOTAS: Final = tuple(
+    (column.field, column.title.capitalize(), column.kind.name.lower())
+    for column in TenantUse.columns(
+        "mailboxes", "messages", "bytes", "rate", "sockets", "subscriptions", rate="messages a second"
+    )
 )
 """Quotas whose use is known: the name, what it bounds, and the filter that shows it."""
 GRACES: Final = ((0, "end at once"), (3_600_000, "1 hour"), (86_400_000, "1 day"), (604_800_000, "7 days"))

@@ -6,9 +6,10 @@ Lists show agents as others see them (G4). Other operations take an agent's own 
 import base64
 import binascii
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import repeat
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import orjson
@@ -30,7 +31,6 @@ from mediator.operate.operations import (
     Answer,
     OperationRequest,
     Right,
-    Schema,
     about,
     is_allowed,
     limit,
@@ -38,13 +38,13 @@ from mediator.operate.operations import (
     obj,
     operation,
     or_null,
-    payload,
     read_number,
     read_numbered,
     read_text,
     table,
     whole,
 )
+from mediator.operate.records import PAYLOAD, Address, JsonSchema, Record, described
 from registry.api import codec
 from registry.api.openapi import explanation
 from registry.cards.card import Card, agent_id, read_card
@@ -61,18 +61,51 @@ from registry.tables import RegistryTables
 BUDGET = 512 * 1024
 """Bytes of cards and reports on a page."""
 
-_AGENT: dict[str, Schema] = {
-    "mailbox": ADDRESS,
-    "number": about(COUNT, "`id:` and this number stand for its mailbox in other requests."),
-    "name": TEXT,
-    "edition": about(COUNT, "How many different cards there were."),
-    "registered_at": TIME,
-    "updated_at": TIME,
-    "card": about(table({}), "As it was registered; without the right `read-payload`, with its mailbox shortened."),
-    "state": about(TEXT, f"One of {', '.join(State)}."),
-    "last_seen": TIME,
-    "status": about({}, "The last report, null if there is none."),
-}
+Seconds = Annotated[int, JsonSchema(TIME)]
+
+
+@dataclass(frozen=True, slots=True)
+class AgentView(Record):
+    """An agent with its card, as the actor may see it."""
+
+    mailbox: Address
+    number: Annotated[int, described("`id:` and this number stand for its mailbox in other requests.")]
+    name: str
+    edition: Annotated[int, described("How many different cards there were.")]
+    registered_at: Seconds
+    updated_at: Seconds
+    card: Annotated[
+        Mapping[str, Any],
+        JsonSchema(table({})),
+        described("As it was registered; without the right `read-payload`, with its mailbox shortened."),
+    ]
+    state: Annotated[State, described(f"One of {', '.join(State)}.")]
+    last_seen: Seconds
+    status: Annotated[Any, described("The last report, null if there is none.")]
+
+
+@dataclass(frozen=True, slots=True)
+class ListedAgent(AgentView):
+    """An agent in a list; a search gives each a score."""
+
+    score: float
+    explanation: Annotated[Any, JsonSchema(or_null(about(explanation(), "Null unless `explain` asked for it.")))]
+
+
+@dataclass(frozen=True, slots=True)
+class AgentDetails(AgentView):
+    """An agent with its card as it was registered, and how it is found."""
+
+    text: Annotated[str, described("The card, byte for byte as it was registered."), PAYLOAD]
+    warnings: Sequence[str]
+    send_address: (
+        Annotated[Address, described("The send-only address of its mailbox, null if no such mailbox lives here.")]
+        | None
+    )
+    mailbox_number: Annotated[int, described("The number of its mailbox, null likewise.")] | None
+    embedding: Annotated[Any, JsonSchema({"enum": [*EmbeddingState]}), described("Whether it is found by meaning.")]
+    vectors: Annotated[int, described("How many its card has: one of the whole, one for each skill.")]
+
 
 _WORD = re.compile(r"[a-z0-9]+(?:[.-][a-z0-9]+)*")
 _MAILBOX = about(
@@ -104,13 +137,7 @@ class RegistryOperations:
         Right.READ,
         "Agents of a tenant, all or those that a search finds, best first",
         obj(
-            agents=many(
-                obj(
-                    **_AGENT,
-                    score={"type": "number"},
-                    explanation=or_null(about(explanation(), "Null unless `explain` asked for it.")),
-                )
-            ),
+            agents=many(ListedAgent.schema()),
             mode=TEXT,
             total=COUNT,
             next=or_null(about(TEXT, "The cursor of the next page.")),
@@ -138,11 +165,11 @@ class RegistryOperations:
         query = codec.parse_discover(Fields({**fields, "explain": request.get("explain"), "filter": wanted}))
         page = await self._directory.searcher.discover(_tenant(request), query, BUDGET)
         agents = [
-            {
+            ListedAgent(
                 **_describe(agent, state),
-                "score": round(score, 4),
-                "explanation": None if why is None else codec.encode_explanation(why),
-            }
+                score=round(score, 4),
+                explanation=None if why is None else codec.encode_explanation(why),
+            ).to_json()
             for agent, state, score, why in zip(
                 page.agents, page.states, page.scores, page.explanations or repeat(None, len(page.agents)), strict=True
             )
@@ -153,31 +180,21 @@ class RegistryOperations:
         "agent-show",
         Right.READ,
         "One agent with its card",
-        obj(
-            **_AGENT,
-            text=payload(about(TEXT, "The card, byte for byte as it was registered.")),
-            warnings=TEXTS,
-            send_address=or_null(
-                about(ADDRESS, "The send-only address of its mailbox, null if no such mailbox lives here.")
-            ),
-            mailbox_number=or_null(about(COUNT, "The number of its mailbox, null likewise.")),
-            embedding=about({"enum": [*EmbeddingState]}, "Whether it is found by meaning."),
-            vectors=about(COUNT, "How many its card has: one of the whole, one for each skill."),
-        ),
+        AgentDetails.schema(),
         fields=_ONE,
         path="/agents/{mailbox}",
     )
     async def _show(self, request: OperationRequest) -> Answer:
         found = await self._find(request)
-        return {
+        return AgentDetails(
             **_describe(found.agent, found.state),
-            "text": found.agent.card.decode(),
-            "warnings": read_card(found.agent.card).warnings,
-            "send_address": found.send_address,
-            "mailbox_number": found.mailbox_no,
-            "embedding": found.embedding,
-            "vectors": found.vectors,
-        }
+            text=found.agent.card.decode(),
+            warnings=read_card(found.agent.card).warnings,
+            send_address=found.send_address,
+            mailbox_number=found.mailbox_no,
+            embedding=found.embedding,
+            vectors=found.vectors,
+        ).to_json()
 
     @operation(
         "agent-unregister",
@@ -314,12 +331,13 @@ def _tenant(request: OperationRequest) -> str:
 
 
 def _describe(agent: Agent, state: State) -> dict[str, Any]:
+    """Return the fields of :class:`AgentView`."""
     return {
         **codec.encode_history(agent),
         "name": _as_seen(agent.name, agent.address),
         "number": agent.no,
         "card": _as_seen(orjson.loads(agent.card), agent.address),
-        "state": state.value,
+        "state": state,
         "last_seen": agent.seen_at // 1000,
         "status": None if agent.status is None else _as_seen(orjson.loads(agent.status), agent.address),
     }
