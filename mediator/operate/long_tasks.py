@@ -10,11 +10,11 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum, StrEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import orjson
 import structlog
@@ -25,11 +25,9 @@ from mediator.endpoint import Endpoint
 from mediator.errors import AlreadyRunningError, BadRequestError, UnavailableError
 from mediator.mailboxes.bounds import DAY
 from mediator.operate.operations import (
-    ANY,
     COUNT,
     FLAG,
     TEXT,
-    TIME,
     Answer,
     OperationRequest,
     Right,
@@ -40,6 +38,7 @@ from mediator.operate.operations import (
     or_null,
     read_text,
 )
+from mediator.operate.records import Bytes, Record, UnixSeconds, described
 from mediator.settings.settings import Settings
 from mediator.system.child_process import run_child
 
@@ -52,16 +51,6 @@ _log = structlog.get_logger("tasks")
 MAX_LISTED: Final = 1000
 SUFFIX: Final = ".tar"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_TASK: Final = obj(
-    name=TEXT,
-    state=about(TEXT, "`running`, `succeeded`, `failed` or `cancelled`."),
-    started_at=TIME,
-    ended_at=or_null(TIME),
-    step=about(TEXT, "What it does now."),
-    part=about({"type": "number"}, "Which part of the step is done, from 0 to 1."),
-    result=about(ANY, "What the command prints with `--json`, when it has succeeded."),
-    error=TEXT,
-)
 _BACKUP_NAME: Final = about(TEXT, "The name of a file in `backup_dir`, without a path.")
 
 
@@ -75,21 +64,27 @@ class TaskState(StrEnum):
 
 
 @dataclass(slots=True)
-class LongTask:
+class LongTask(Record):
     """A task that runs, or the last one of its kind."""
 
     name: str
-    started_at: float
-    """Unix seconds, as :attr:`ended_at`."""
-    state: TaskState = TaskState.RUNNING
-    ended_at: float | None = None
-    step: str = ""
-    """What it does now."""
-    part: float = 0.0
-    """Which part of the step is done, from 0 to 1."""
-    result: dict[str, Any] | None = None
+    state: Annotated[TaskState, described("`running`, `succeeded`, `failed` or `cancelled`.")] = TaskState.RUNNING
+    started_at: UnixSeconds = field(default_factory=time.time)
+    ended_at: UnixSeconds | None = None
+    step: Annotated[str, described("What it does now.")] = ""
+    part: Annotated[float, described("Which part of the step is done, from 0 to 1.")] = 0.0
+    result: Annotated[Any, described("What the command prints with `--json`, when it has succeeded.")] = None
     error: str = ""
     """Why it failed, if it did."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackupFile(Record):
+    """A backup in the folder of the settings."""
+
+    name: str
+    bytes: Bytes
+    at: UnixSeconds
 
 
 class LongTasks:
@@ -114,7 +109,7 @@ class LongTasks:
             raise UnavailableError("the service stops")
         if self._running is not None:
             raise AlreadyRunningError(next(task.name for task in self._last.values() if task.ended_at is None))
-        task = self._last[name] = LongTask(name, time.time())
+        task = self._last[name] = LongTask(name)
         request = orjson.dumps({"task": name, "settings": settings_as_json(self._settings), "arguments": arguments})
         self._running = asyncio.create_task(self._run(task, request), name=f"task {name}")
         self._running.add_done_callback(lambda running: self._end(task, running))
@@ -213,7 +208,7 @@ class LongTaskOperations:
         "verify",
         Right.OPERATE,
         "Begin to check database and journal for damage, as `mediator verify` does",
-        obj(task=_TASK),
+        obj(task=LongTask.schema()),
         method="POST",
         path="/verify",
     )
@@ -224,7 +219,7 @@ class LongTaskOperations:
         "verify-state",
         Right.READ,
         "The check of the database that runs, or the last one since the instance that answers started",
-        obj(task=or_null(_TASK)),
+        obj(task=or_null(LongTask.schema())),
         path="/verify",
     )
     async def _show_verify(self, _request: OperationRequest) -> Answer:
@@ -235,7 +230,7 @@ class LongTaskOperations:
         # The file holds payloads and keys.
         Right.ADMIN,
         "Begin to write a backup into `backup_dir`, as `mediator backup` does",
-        obj(task=_TASK),
+        obj(task=LongTask.schema()),
         fields={
             "name": about(_BACKUP_NAME, "The name of the new file; by default instance and time."),
             "with_keys": about(FLAG, "Include the keys that are kept beside the database."),
@@ -262,16 +257,21 @@ class LongTaskOperations:
         "The backups in `backup_dir`, the newest first, and the one that is being made or was made last",
         obj(
             folder=or_null(TEXT),
-            files=many(obj(name=TEXT, bytes=COUNT, at=TIME)),
+            files=many(BackupFile.schema()),
             free=or_null(about(COUNT, "Free bytes there.")),
-            task=or_null(_TASK),
+            task=or_null(LongTask.schema()),
         ),
         path="/backups",
     )
     async def _list(self, _request: OperationRequest) -> Answer:
         found, free = ([], None) if self._folder is None else await asyncio.to_thread(_look_into, self._folder)
         folder = None if self._folder is None else str(self._folder)
-        return {"folder": folder, "files": found, "free": free, "task": _described(self._tasks.last("backup"))}
+        return {
+            "folder": folder,
+            "files": [file.to_json() for file in found],
+            "free": free,
+            "task": _described(self._tasks.last("backup")),
+        }
 
     @operation(
         "backup-remove",
@@ -321,13 +321,13 @@ class LongTaskOperations:
         return self._folder / name
 
 
-def _described(task: LongTask | None) -> dict[str, Any] | None:
-    return None if task is None else asdict(task)
+def _described(task: LongTask | None) -> Answer | None:
+    return None if task is None else task.to_json()
 
 
-def _look_into(folder: Path) -> tuple[list[dict[str, Any]], int | None]:
+def _look_into(folder: Path) -> tuple[list[BackupFile], int | None]:
     """Return the backups in a folder and its free bytes; :class:`UnavailableError` when it cannot be read."""
-    found: list[dict[str, Any]] = []
+    found: list[BackupFile] = []
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
@@ -335,14 +335,14 @@ def _look_into(folder: Path) -> tuple[list[dict[str, Any]], int | None]:
                     # It may have been removed meanwhile.
                     with suppress(FileNotFoundError):
                         known = entry.stat(follow_symlinks=False)
-                        found.append({"name": entry.name, "bytes": known.st_size, "at": known.st_mtime})
+                        found.append(BackupFile(entry.name, known.st_size, known.st_mtime))
         free = shutil.disk_usage(folder).free
     except FileNotFoundError:
         # The first backup makes it.
         return [], None
     except OSError as error:
         raise UnavailableError(f"backup_dir: {folder}: {error.strerror}") from error
-    return sorted(found, key=lambda each: -each["at"])[:MAX_LISTED], free
+    return sorted(found, key=lambda each: -each.at)[:MAX_LISTED], free
 
 
 def _remove(file: Path) -> bool:

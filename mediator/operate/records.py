@@ -95,6 +95,7 @@ Lane = Annotated[lanes.Lane, Kind.LANE]
 Bytes = Annotated[int, Kind.SIZE]
 Time = Annotated[int, Kind.TIME]
 """Milliseconds since the epoch; Unix seconds in answers."""
+UnixSeconds = Annotated[float, JsonSchema(TIME)]
 Rate = Annotated[float, Kind.RATE]
 Payload = Annotated[bytes, described("In base64.")]
 PAYLOAD: Final = JsonSchema({RIGHT: Right.READ_PAYLOAD.value})

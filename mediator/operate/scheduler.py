@@ -43,6 +43,7 @@ from mediator.operate.operations import (
     table,
     whole,
 )
+from mediator.operate.records import Record, UnixSeconds
 from mediator.settings.sections import CleanupSettings
 from mediator.store.base import Transaction
 from mediator.store.writer import Committed
@@ -108,17 +109,29 @@ class JobState:
 
         return watched
 
-    def describe(self) -> Answer:
-        """Return it as the operation ``job-list`` does."""
+    def view(self) -> "JobView":
+        """Return what operators see of it."""
         next_at = None if self.job is None else self.job.next_run_time
-        return {
-            "job": self.name,
-            "every_seconds": self.seconds,
-            "next_at": None if next_at is None else next_at.timestamp(),
-            "last_at": self.last_at,
-            "took_seconds": self.took,
-            "error": self.error,
-        }
+        return JobView(
+            job=self.name,
+            every_seconds=self.seconds,
+            next_at=None if next_at is None else next_at.timestamp(),
+            last_at=self.last_at,
+            took_seconds=self.took,
+            error=self.error,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class JobView(Record):
+    """A periodic job, and how its last run went."""
+
+    job: str
+    every_seconds: int
+    next_at: UnixSeconds | None
+    last_at: UnixSeconds | None
+    took_seconds: float
+    error: str
 
 
 class Scheduler:
@@ -308,22 +321,11 @@ class Scheduler:
         "job-list",
         Right.READ,
         "The periodic jobs of the instance that answers: when each runs next, and how the last run went",
-        obj(
-            jobs=many(
-                obj(
-                    job=TEXT,
-                    every_seconds=COUNT,
-                    next_at=or_null(TIME),
-                    last_at=or_null(TIME),
-                    took_seconds={"type": "number"},
-                    error=TEXT,
-                )
-            )
-        ),
+        obj(jobs=many(JobView.schema())),
         path="/jobs",
     )
     async def _list_jobs(self, _request: OperationRequest) -> dict[str, Any]:
-        return {"jobs": [state.describe() for state in self._states]}
+        return {"jobs": [state.view().to_json() for state in self._states]}
 
 
 class CleanupHistoryOperations:
