@@ -29,7 +29,8 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from mediator.errors import SetupError, UnavailableError
@@ -217,15 +218,13 @@ class LakeTable:
         has in the partitions ``replacing``.
         """
         folder = self.path / f"{name}.{uuid4().hex[:8]}"
-        with _conf(rows):
-            writer = rows.write.option("compression", "zstd").partitionBy(*self._partition)
-            writer.parquet(f"file:{folder}")
-        files = [self._describe(path) for path in sorted(folder.rglob("*.parquet"))]
+        count = write_files(rows, folder, *self._partition)
+        actions = [self._describe(path) for path in sorted(folder.rglob("*.parquet"))]
         for path in (folder, self.path):
             sync(path)
         done = [Transaction(source, number) for source, number in sources.items()]
         self._delta.create_write_transaction(
-            [action for action, _ in files],
+            [*actions],
             "append" if replacing is None else "overwrite",
             self._delta.schema(),
             self._partition,
@@ -235,7 +234,7 @@ class LakeTable:
         # A DeltaTable does not see its own write transactions.
         self._delta = DeltaTable(self.path)
         sync(self.path / "_delta_log" / f"{self._delta.version():020d}.json")
-        return sum(count for _, count in files)
+        return count
 
     def append_next(self, rows: DataFrame, source: str) -> int:
         """Add rows as the next batch of a source whose batches are only counted; return the number of rows."""
@@ -255,7 +254,7 @@ class LakeTable:
                 # One row group, as compaction makes them.
                 pq.write_table(rows, written[-1], compression="zstd", row_group_size=rows.num_rows)
         self._delta.create_write_transaction(
-            [self._describe(path)[0] for path in written],
+            [self._describe(path) for path in written],
             "overwrite",
             self._delta.schema(),
             self._partition,
@@ -320,14 +319,14 @@ class LakeTable:
         rows = zip(*(actions[name].to_pylist() for name in wanted), strict=True)
         return [str(self.path / unquote(path)) for path, *bounds in rows if _overlaps(spans, *bounds)]
 
-    def _describe(self, path: Path) -> tuple[AddAction, int]:
-        """Sync a file to disk; return its add action and its number of rows."""
+    def _describe(self, path: Path) -> AddAction:
+        """Sync a file to disk, and return its add action."""
         sync(path)
         relative = path.relative_to(self.path)
         folders = dict(part.split("=", 1) for part in relative.parts[1:-1])
         stats = _statistics(pq.read_metadata(path))
         status = path.stat()
-        action = AddAction(
+        return AddAction(
             relative.as_posix(),
             status.st_size,
             {name: unquote(value) for name, value in folders.items()},
@@ -335,7 +334,27 @@ class LakeTable:
             True,
             json.dumps(stats),
         )
-        return action, int(stats["numRecords"])
+
+
+def write_files(rows: DataFrame, folder: Path, *partition: str) -> int:
+    """Let Spark write rows as Parquet files below a folder that it replaces, and return their number.
+
+    Raises :class:`SetupError`, and leaves no file, unless this process finds as many rows there as Spark wrote:
+    executors on other machines write to their own disks.
+    """
+    written = Observation()
+    with _conf(rows):
+        counted = rows.observe(written, F.count(F.lit(1)).alias("rows"))
+        counted.write.mode("overwrite").option("compression", "zstd").partitionBy(*partition).parquet(f"file:{folder}")
+    count = int(written.get["rows"])
+    here = sum(pq.read_metadata(path).num_rows for path in folder.rglob("*.parquet"))
+    if here != count:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise SetupError(
+            f"{folder.parent}: Spark wrote {count:,} rows, but this process finds {here:,} of them; nothing was added. "
+            "Spark's executors and this process have to see the same folder, on a disk that all machines mount"
+        )
+    return count
 
 
 def read_files(spark: SparkSession, schema: StructType, files: Sequence[str]) -> DataFrame:

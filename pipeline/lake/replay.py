@@ -30,7 +30,7 @@ from mediator.mailboxes.lanes import LANES
 from mediator.operate.units import format_count
 from pipeline.lake import REPLAYS, ProgressCallback, no_progress, spark_path
 from pipeline.lake.archive import ARCHIVE, read_stored, unseal
-from pipeline.lake.delta import check_lake, lock_folder, sync, translate_errors
+from pipeline.lake.delta import check_lake, lock_folder, sync, translate_errors, write_files
 from pipeline.lake.sealing import Key, unknown_key
 from pipeline.source.datasource import FORMAT, register
 from pipeline.source.sink import SinkColumns
@@ -253,8 +253,7 @@ def _select(rows: DataFrame, selection: ReplaySelection) -> DataFrame:
 def _begin(spark: SparkSession, lake: Path, selection: ReplaySelection, checkpoint: ReplayCheckpoint) -> ReplayProgress:
     found = _select(read_stored(spark, lake), selection)
     path = checkpoint.folder / PLAN
-    plan(found).write.mode("overwrite").parquet(f"file:{path}")
-    messages = ds.dataset(path, format="parquet").count_rows()
+    messages = write_files(plan(found), path)
     progress = ReplayProgress(messages, replaced=found.count() - messages)
     checkpoint.save_plan(progress)
     return progress

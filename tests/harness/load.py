@@ -207,7 +207,9 @@ class Load:
             outcome = str([item["msg_id"] for item in answer.body.get("messages", ())])
             return answer
         finally:
-            self.books.history[box].append(f"  {asked_at % 1000:.3f}-{time.time() % 1000:.3f} {what}: {outcome}")
+            # What found nothing would push out what matters.
+            if (what, outcome) != ("FETCH", "[]"):
+                self.books.history[box].append(f"  {asked_at % 1000:.3f}-{time.time() % 1000:.3f} {what}: {outcome}")
 
     # In the end.
 

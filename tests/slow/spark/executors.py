@@ -13,6 +13,7 @@ from pathlib import Path
 import pyspark
 from pyspark.sql import SparkSession
 
+from pipeline.requirements import find_java
 from pipeline.session import session
 from tests.harness.spark import java, small
 
@@ -21,14 +22,21 @@ LOOK_SECONDS = 0.01
 
 
 @contextmanager
-def cluster() -> Iterator[SparkSession]:
-    """Start a session that has executors, in the Java that is there if there is one."""
+def cluster(executor_java: Path | None = None) -> Iterator[SparkSession]:
+    """Start a session that has executors, in the Java that is there if there is one.
+
+    ``executor_java``: the home of the Java in which executors run.
+    """
     settings = {
         "spark.executor.memory": "512m",
         "spark.executor.extraJavaOptions": java(),
         # Which executor is at work is known at once.
         "spark.ui.liveUpdate.period": "0",
     }
+    if executor_java is not None:
+        settings["spark.executorEnv.JAVA_HOME"] = str(executor_java)
+    if (another := SparkSession.getActiveSession()) is not None:
+        another.stop()
     spark = session(master=MASTER, conf=(small() | settings).items(), name="cluster")
     # What Spark keeps of such executors is in its own folder.
     work = Path(pyspark.__path__[0]) / "work" / spark.sparkContext.applicationId
@@ -37,6 +45,17 @@ def cluster() -> Iterator[SparkSession]:
     finally:
         spark.stop()
         shutil.rmtree(work)
+
+
+def java_elsewhere(home: Path, folder: Path) -> Path:
+    """Make a home of Java whose programs have an empty disk of their own at a folder, as on another machine."""
+    program = home / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    real = Path(find_java().environment.get("JAVA_HOME") or Path(shutil.which("java") or "").resolve().parents[1])
+    mounted = f'mount -t tmpfs none "{folder}" && exec "{real}/bin/java" "$@"'
+    program.write_text(f"#!/bin/sh\nexec unshare --map-root-user --mount sh -c '{mounted}' java \"$@\"\n")
+    program.chmod(0o700)
+    return home
 
 
 @contextmanager

@@ -14,15 +14,20 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from mediator.errors import SetupError
+from mediator.journal.segments import read_up_to
 from mediator.store.opening import database_path
+from pipeline.lake.ingest import ingest
+from pipeline.session import session_scope
 from pipeline.source.datasource import FORMAT, register
 from tests.harness.core import rows
 from tests.harness.models import INSTALLED, exports
 from tests.harness.service import Service, Services
+from tests.harness.spark import small
 from tests.integration.test_cli_json import check_shape, shapes
 from tests.slow.spark.conftest import Call
-from tests.slow.spark.executors import cluster, killing
-from tests.slow.spark.journals import event, held, line, write
+from tests.slow.spark.executors import cluster, java_elsewhere, killing
+from tests.slow.spark.journals import event, fill, held, line, write
 from tests.slow.spark.mail import mail_of
 from tests.slow.spark.test_embedding import card
 from tests.slow.spark.test_sink import binary
@@ -40,9 +45,25 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
 @pytest.mark.rule("S6", "S3")
 async def test_every_command_works_on_executors_that_die(call: Call, tmp_path: Path, exported: Path | None) -> None:
     # In the Java of the other tests, which knows what to do by now.
-    SparkSession.active().stop()
     with cluster() as spark:
         await every_command_works(spark, call, tmp_path, exported)
+
+
+@pytest.mark.timeout(300)
+def test_what_executors_wrote_elsewhere_is_not_committed(tmp_path: Path) -> None:
+    journal, lake = tmp_path / "journal", tmp_path / "lake"
+    lake.mkdir()
+    count = fill(journal, 2)
+    with (
+        cluster(java_elsewhere(tmp_path / "java", lake)) as spark,
+        pytest.raises(SetupError, match=f"Spark wrote {count} rows, but this process finds 0 of them"),
+    ):
+        ingest(spark, journal, lake)
+    assert read_up_to(journal) == "", "the service may not drop what is in no lake"
+    assert held(lake) == []
+    # Executors of a Java keep the environment that they once had.
+    with session_scope(master="local[1]", conf=small().items()) as spark:
+        assert ingest(spark, journal, lake).events == len(held(lake)) == count
 
 
 async def every_command_works(spark: SparkSession, call: Call, tmp_path: Path, exported: Path | None) -> None:
