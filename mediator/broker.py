@@ -21,11 +21,11 @@ from mediator.mailboxes import board, broadcasting, creating, fetching, querying
 from mediator.mailboxes.address import PUBLIC
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.fetching import Fetch, Fetched
-from mediator.mailboxes.mailbox import Kind, Mailbox
+from mediator.mailboxes.mailbox import Kind, Mailbox, MailboxKey
 from mediator.mailboxes.message import Message, Usage
 from mediator.mailboxes.quotas import Quotas
 from mediator.request_context import NO_TRACE, TraceHooks
-from mediator.store.base import Integrity, Place, Store, Transaction
+from mediator.store.base import Integrity, Store, Transaction
 from mediator.store.writer import Committed, Done, JointWork, Observer, Work, Writer
 from mediator.system.freezes import FreezeGuard
 
@@ -119,9 +119,9 @@ class Broker:
 
     async def create(self, request: creating.Create) -> creating.Created:
         """Make a mailbox (M1, M2)."""
-        place = None if request.name is None else (request.tenant, request.name)
+        key = None if request.name is None else (request.tenant, request.name)
         return await self._writer.write(
-            place,
+            key,
             lambda tx, now: creating.create(tx, self.bounds, os.urandom, request, now, self.quotas),
             when_full=True,
         )
@@ -151,9 +151,9 @@ class Broker:
         """Make the board of a tenant's public mailboxes if it is missing (E10)."""
         await self._ready((tenant, PUBLIC), board.ready)
 
-    async def _ready(self, place: Place, make: Callable[[Transaction, str, int], Mailbox]) -> None:
-        if not await self.read_inline(lambda tx, _now: tx.mailboxes.find(*place) is not None):
-            await self.write(lambda tx, now: make(tx, place[0], now).no, place)
+    async def _ready(self, key: MailboxKey, make: Callable[[Transaction, str, int], Mailbox]) -> None:
+        if not await self.read_inline(lambda tx, _now: tx.mailboxes.find(*key) is not None):
+            await self.write(lambda tx, now: make(tx, key[0], now).no, key)
 
     def connection_opened(self, connection: str) -> None:
         """Let a connection claim what it is handed, until :meth:`connection_ended` (F9)."""
@@ -317,17 +317,17 @@ class Broker:
         """Leave nothing of what was removed in free pages and the log; see :meth:`mediator.store.base.Store.scrub`."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, self._store.scrub, rewrite)
 
-    async def write(self, work: Work[T], place: Place | None = None, *, when_full: bool = False) -> T:
-        """Run a change with the next commit; ``place`` is the mailbox that it will ask for first.
+    async def write(self, work: Work[T], key: MailboxKey | None = None, *, when_full: bool = False) -> T:
+        """Run a change with the next commit; ``key`` is the mailbox that it will ask for first.
 
         On a full disk it raises :class:`StorageFullError`, unless ``when_full`` says that it frees space, acknowledges
         or hands out messages.
         """
-        return await self._writer.write(place, work, when_full=when_full)
+        return await self._writer.write(key, work, when_full=when_full)
 
-    async def write_padded(self, work: Work[T], place: Place | None = None) -> T:
+    async def write_padded(self, work: Work[T], key: MailboxKey | None = None) -> T:
         """Do as :meth:`write`, but answer so late that the time reveals nothing of what was changed (D9)."""
-        return await self._writer.write_padded(place, work)
+        return await self._writer.write_padded(key, work)
 
     async def settle(self) -> None:
         """Wait until all earlier requests are committed: they are committed in the order in which they came."""
@@ -352,9 +352,9 @@ class Broker:
         # Not on a reader's thread: those serve requests, which take milliseconds.
         return await asyncio.to_thread(self._store.find_damage, seconds)
 
-    def wake_key(self, place: Place) -> bytes:
+    def wake_key(self, key: MailboxKey) -> bytes:
         """Return a mailbox's name for :meth:`wake`: a hash, since other instances see it and addresses are secret."""
-        return blake2b("/".join(place).encode(), digest_size=WAKE_KEY_BYTES, key=self._wake_secret).digest()
+        return blake2b("/".join(key).encode(), digest_size=WAKE_KEY_BYTES, key=self._wake_secret).digest()
 
     def wake(self, keys: Iterable[bytes]) -> None:
         """Let the FETCHes that wait at these mailboxes read again."""
@@ -367,9 +367,9 @@ class Broker:
         self.wake(list(self._waiters))
 
     @contextmanager
-    def watching(self, place: Place) -> Iterator[asyncio.Event]:
+    def watching(self, mailbox: MailboxKey) -> Iterator[asyncio.Event]:
         """Yield an event that is set whenever a message may have become visible in a mailbox, on any instance."""
-        key = self.wake_key(place)
+        key = self.wake_key(mailbox)
         woken = asyncio.Event()
         self._waiters[key].add(woken)
         try:
@@ -396,8 +396,8 @@ class Broker:
         )
 
     def _change_soon(self, request: "_R", verb: "Callable[[Transaction, _R, int], T]", done: Done) -> None:
-        place = request.tenant, request.address
-        self._writer.submit(place, lambda tx, now: verb(tx, request, now), done, when_full=True)
+        key = request.tenant, request.address
+        self._writer.submit(key, lambda tx, now: verb(tx, request, now), done, when_full=True)
 
     def _notify(self, committed: Committed) -> None:
         for listener in self._listeners:

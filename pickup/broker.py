@@ -13,9 +13,10 @@ from typing import NamedTuple, TypeVar
 
 from mediator.broker import Broker
 from mediator.mailboxes.events import Event
+from mediator.mailboxes.mailbox import MailboxKey
 from mediator.mailboxes.message import Message
 from mediator.mailboxes.sending import KindHooks
-from mediator.store.base import Place, Transaction
+from mediator.store.base import Transaction
 from mediator.store.writer import Committed
 from pickup.connection_use import ConnectionUses
 from pickup.rules import connecting, forwarding, granting, listing, message_queue, replays
@@ -116,7 +117,7 @@ class MediationBroker:
         self.uses: ConnectionUses = ConnectionUses(broker) if shared is None else shared.uses
         """What is counted of each connection."""
         self._callers: CallerCache = CallerCache() if shared is None else shared._callers
-        self._mailbox_keys: dict[tuple[str, str], Place] = {} if shared is None else shared._mailbox_keys
+        self._mailbox_keys: dict[tuple[str, str], MailboxKey] = {} if shared is None else shared._mailbox_keys
         """The mailbox that each key led to last. It may be wrong: it only orders the locks of mailboxes."""
         if shared is None:
             broker.listen(self._callers.forget)
@@ -129,7 +130,7 @@ class MediationBroker:
         """Run a read of committed data, on a reader thread."""
         return await self.broker.read(lambda tx, now: work(tx.table(MediationTables), now))
 
-    async def write(self, work: Work[T], place: Place | None = None, *, when_full: bool = False) -> T:
+    async def write(self, work: Work[T], place: MailboxKey | None = None, *, when_full: bool = False) -> T:
         """Run a change with the next commit.
 
         ``place`` is the mailbox it concerns, by tenant and address, which orders the locks; ``when_full`` is as for
@@ -382,7 +383,7 @@ class MediationBroker:
             self.broker.trace.delivered(messages, connection.place[1], "didcomm")
         return messages
 
-    async def find_relayed(self, places: Sequence[Place]) -> list[Connection | None]:
+    async def find_relayed(self, places: Sequence[MailboxKey]) -> list[Connection | None]:
         """Return for each mailbox the connection it was granted to; None for mailboxes of others."""
         return await self.read(lambda tx, _now: [listing.connection_of(tx, place) for place in places])
 

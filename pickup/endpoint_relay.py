@@ -10,8 +10,8 @@ from typing import TypeVar
 import structlog
 
 from mediator.errors import MediatorError, NotEnrolledError
+from mediator.mailboxes.mailbox import MailboxKey
 from mediator.mailboxes.message import Message
-from mediator.store.base import Place
 from mediator.store.writer import Committed
 from pickup.broker import MediationBroker
 from pickup.metrics import DidcommMetrics
@@ -71,9 +71,9 @@ class EndpointRelay:
         self._sleep = sleep
         self._turns = asyncio.Semaphore(CONCURRENT)
         self._workers: dict[int, _Worker] = {}
-        self._woken: dict[Place, None] = {}
+        self._woken: dict[MailboxKey, None] = {}
         self._wakeup = asyncio.Event()
-        self._idle: set[Place] = set()
+        self._idle: set[MailboxKey] = set()
         self._passed: OrderedDict[int, int] = OrderedDict()
         """By mailbox: all mail with a lower msg_id was delivered, or refused and left in the queue."""
         self._tasks: list[asyncio.Task[None]] = []

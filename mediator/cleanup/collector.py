@@ -16,7 +16,7 @@ from mediator.cleanup.history import CleanupRecorder
 from mediator.errors import MediatorError, UnavailableError
 from mediator.mailboxes import collecting
 from mediator.mailboxes.collecting import FIRST_LEASE, Collected, PlannedRemoval, plan, plan_unused_groups
-from mediator.mailboxes.group import LeasePlace
+from mediator.mailboxes.group import LeaseCursor
 from mediator.mailboxes.mailbox import Mailbox
 from mediator.metrics import Metrics
 from mediator.store.base import Transaction
@@ -323,7 +323,7 @@ class _EndedLeases(CleanupStep):
     def run(self, tx: Transaction, now: int, limit: int) -> SliceResult:
         removed, after = collecting.ended_leases(tx, self.cursor, now, limit)
         if after is None:
-            return SliceResult(removed.total, False, asdict(removed), LeasePlace(now - CLOCKS_APART, 0, 0))
+            return SliceResult(removed.total, False, asdict(removed), LeaseCursor(now - CLOCKS_APART, 0, 0))
         return SliceResult(limit, True, asdict(removed), after)
 
 

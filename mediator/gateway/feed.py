@@ -15,7 +15,8 @@ from mediator.errors import MediatorError, NoSuchMailboxError
 from mediator.gateway.subscription import MessageBatch, MessageEncoder, Publisher, Subscription, log_failure
 from mediator.mailboxes import pushing
 from mediator.mailboxes.lanes import LANES
-from mediator.mailboxes.pushing import WINDOW, WINDOW_BYTES, Cursor, Found, Item, Place
+from mediator.mailboxes.mailbox import MailboxKey
+from mediator.mailboxes.pushing import WINDOW, WINDOW_BYTES, Cursor, Found, Item
 
 STORE_SECONDS = 0.25
 AT_ONCE = 500
@@ -118,7 +119,7 @@ class LiveFeed(Publisher):
         broker: Broker,
         reads: asyncio.Semaphore,
         read_marks: ReadMarks,
-        place: Place,
+        place: MailboxKey,
         mailbox_id: int,
         ended: Callable[[], object],
         encode: MessageEncoder,

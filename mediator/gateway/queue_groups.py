@@ -16,8 +16,9 @@ from mediator.gateway.subscription import MessageEncoder, Publisher, Subscriptio
 from mediator.mailboxes import pushing
 from mediator.mailboxes.fetching import Fetched
 from mediator.mailboxes.lanes import LANES, Lane
+from mediator.mailboxes.mailbox import MailboxKey
 from mediator.mailboxes.message import Message
-from mediator.mailboxes.pushing import SEEN_EVERY, Item, Place, Turn
+from mediator.mailboxes.pushing import SEEN_EVERY, Item, Turn
 
 AT_ONCE = 256
 """Messages taken at a time, so that members at other instances get their share of a backlog."""
@@ -38,7 +39,7 @@ class QueueGroup(Publisher):
     def __init__(
         self,
         broker: Broker,
-        place: Place,
+        place: MailboxKey,
         mailbox_id: int,
         name: str,
         ended: Callable[[], object],

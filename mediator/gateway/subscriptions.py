@@ -25,8 +25,8 @@ from mediator.mailboxes.board import ENDED
 from mediator.mailboxes.bounds import MAX_GROUP_NAME
 from mediator.mailboxes.broadcasting import HIDDEN
 from mediator.mailboxes.lanes import LANES, Lane
+from mediator.mailboxes.mailbox import MailboxKey
 from mediator.mailboxes.message import Message
-from mediator.mailboxes.pushing import Place
 from mediator.nats import subjects
 from mediator.nats.editions import LANE_WORDS
 from mediator.nats.subjects import (
@@ -85,7 +85,7 @@ class StoredMailSource(ABC):
     async def open(self, subscription: Subscription) -> None:
         """Give a subscription what it needs to be started; raises :class:`MediatorError`."""
 
-    async def follow(self, place: Place, lanes: Iterable[Lane], subscription: Subscription) -> LiveFeed:
+    async def follow(self, place: MailboxKey, lanes: Iterable[Lane], subscription: Subscription) -> LiveFeed:
         """Add a subscription without a queue to the feed of these lanes, highest first.
 
         Raises :class:`NoSuchMailboxError` (N10).
@@ -101,7 +101,7 @@ class StoredMailSource(ABC):
         return feed
 
     async def share(
-        self, place: Place, name: str, concerns: Callable[[Message], bool] = lambda _message: True
+        self, place: MailboxKey, name: str, concerns: Callable[[Message], bool] = lambda _message: True
     ) -> QueueGroup:
         """Return the queue group ``name``, whose member must be started at once; ``concerns`` as for the group.
 

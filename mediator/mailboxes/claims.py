@@ -12,6 +12,7 @@ from itertools import accumulate
 
 from mediator.mailboxes.group import REMEMBERED_REPLIES
 from mediator.mailboxes.lanes import LANES, Lane
+from mediator.mailboxes.mailbox import MailboxKey
 
 MAX_CLAIMED = 10_000
 """Messages claimed in one group; beyond that the oldest replies of the connection that has most are forgotten."""
@@ -102,8 +103,7 @@ _NOBODY = Consumer()
 class GroupClaims:
     """The connections of one group."""
 
-    place: tuple[str, str]
-    """The tenant and the address of the mailbox."""
+    mailbox_key: MailboxKey
     consumers: dict[str, Consumer] = field(default_factory=dict)
     several: bool = False
     """Whether more than one connection was handed something."""
@@ -175,12 +175,12 @@ class Claims:
         return consumer.repeats + 1
 
     def hand_out(
-        self, group_no: int, place: tuple[str, str], connection: str, items: Sequence[tuple[Lane, int]], until: int
+        self, group_no: int, mailbox_key: MailboxKey, connection: str, items: Sequence[tuple[Lane, int]], until: int
     ) -> None:
         """Note a reply, in its order, which the connection claims until a time."""
         group = self._groups.get(group_no)
         if group is None:
-            group = self._groups[group_no] = GroupClaims(place)
+            group = self._groups[group_no] = GroupClaims(mailbox_key)
         self._groups.move_to_end(group_no)
         ids = tuple([msg_id for _, msg_id in items])
         lanes = [lane for lane, _ in items]
@@ -243,13 +243,13 @@ class Claims:
         if not group.consumers:
             del self._groups[group_no]
 
-    def end(self, connection: str) -> list[tuple[str, str]]:
+    def end(self, connection: str) -> list[MailboxKey]:
         """End all claims of a connection that is over; return where its messages are free now."""
         numbers = sorted(self._of_connection.get(connection, ()))
-        places = [self._groups[no].place for no in numbers]
+        keys = [self._groups[no].mailbox_key for no in numbers]
         for no in numbers:
             self.forget(no, connection)
-        return places
+        return keys
 
     def _change(self, group_no: int, group: GroupClaims, connection: str, consumer: Consumer) -> None:
         self._before.append((group_no, connection, group.consumers.get(connection, _NOBODY)))
@@ -264,7 +264,7 @@ class Claims:
 
     def _keep_bounds(self, group_no: int, group: GroupClaims) -> None:
         while group.size > MAX_CLAIMED:
-            name, most = max(group.consumers.items(), key=lambda item: item[1].size)
-            self._put(group_no, group, name, replace(most, replies=most.replies[1:]))
+            name, largest = max(group.consumers.items(), key=lambda item: item[1].size)
+            self._put(group_no, group, name, replace(largest, replies=largest.replies[1:]))
         while self.size > MAX_ALL_CLAIMED and len(self._groups) > 1:
             self.forget(next(iter(self._groups)))

@@ -8,7 +8,7 @@ from mediator.mailboxes import creating
 from mediator.mailboxes.address import redact
 from mediator.mailboxes.events import EventType, message_event
 from mediator.mailboxes.fetching import bury, spent
-from mediator.mailboxes.group import Group, LeasePlace
+from mediator.mailboxes.group import Group, LeaseCursor
 from mediator.mailboxes.mailbox import Mailbox
 from mediator.mailboxes.message import HIDDEN_ID, Expired, Handle
 from mediator.mailboxes.transaction import Transaction
@@ -98,7 +98,7 @@ def empty(tx: Transaction, mailbox: Mailbox, limit: int, forget: Callable[[Mailb
     return Collected(len(handles), 0, groups, seen, delayed)
 
 
-def ended_leases(tx: Transaction, after: LeasePlace, now: int, limit: int) -> tuple[Collected, LeasePlace | None]:
+def ended_leases(tx: Transaction, after: LeaseCursor, now: int, limit: int) -> tuple[Collected, LeaseCursor | None]:
     """Look once at each lease that ended: forget it if its message is gone, declare it dead if it was the last (F7).
 
     Returns where the next slice goes on, None when all that ended were seen.
@@ -121,11 +121,11 @@ def ended_leases(tx: Transaction, after: LeasePlace, now: int, limit: int) -> tu
     return Collected(leases=done), ended[-1] if len(ended) == limit else None
 
 
-def by_group(tx: Transaction, ended: Sequence[LeasePlace], now: int) -> Iterator[tuple[Mailbox, Group, list[int]]]:
+def by_group(tx: Transaction, ended: Sequence[LeaseCursor], now: int) -> Iterator[tuple[Mailbox, Group, list[int]]]:
     """Yield the ended leases of living mailboxes, group by group."""
     per_group: defaultdict[int, list[int]] = defaultdict(list)
-    for place in ended:
-        per_group[place.group_no].append(place.msg_id)
+    for lease in ended:
+        per_group[lease.group_no].append(lease.msg_id)
     groups = tx.groups.by_no(per_group)
     mailboxes = tx.mailboxes.by_no({group.mailbox_no for group in groups.values()})
     for no, group in groups.items():
@@ -176,7 +176,7 @@ MAX_COUNTED = 100_000
 MAX_MAILBOXES = 2_000
 """Of mailboxes fewer are counted: each is asked for what waits in it."""
 LEASES_AT_ONCE = 1_000
-FIRST_LEASE = LeasePlace(-1, 0, 0)
+FIRST_LEASE = LeaseCursor(-1, 0, 0)
 """Before all leases."""
 
 OVER = "time to live is over"
@@ -212,7 +212,7 @@ class PlannedRemoval:
     """Whether there may be more than were counted."""
 
 
-def plan(tx: Transaction, now: int, examples: int, leases_after: LeasePlace = FIRST_LEASE) -> list[PlannedRemoval]:
+def plan(tx: Transaction, now: int, examples: int, leases_after: LeaseCursor = FIRST_LEASE) -> list[PlannedRemoval]:
     """Say what the clean-up would remove, with so many examples for each reason; reasons without any are left out.
 
     ``leases_after``: where it goes on to look at leases.
@@ -274,7 +274,7 @@ def _leased(leases: Sequence[tuple[Mailbox, int]]) -> tuple[Example, ...]:
 _Leased = list[tuple[Mailbox, int]]
 
 
-def _leases(tx: Transaction, after: LeasePlace, now: int) -> tuple[_Leased, _Leased, bool]:
+def _leases(tx: Transaction, after: LeaseCursor, now: int) -> tuple[_Leased, _Leased, bool]:
     """Return leases whose message is gone, those that were the last, and whether all that ended were looked at."""
     gone: _Leased = []
     dead: _Leased = []

@@ -158,7 +158,7 @@ def expire(tx: Transaction, mailbox: Mailbox, now: int) -> None:
 
 
 def _free(tx: Transaction, mailbox: Mailbox, now: int, why: EventType) -> None:
-    tx.woken.add(mailbox.place)
+    tx.woken.add(mailbox.key)
     tx.mailboxes.retire(mailbox)
     tx.events.append(Event(why, now, mailbox.tenant, mailbox.no, created_at=mailbox.created_at))
 

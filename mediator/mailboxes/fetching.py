@@ -93,7 +93,7 @@ def fetch(tx: Transaction, bounds: Bounds, request: Fetch, now: int) -> Fetched:
         group.start_at(_start(tx, bounds, mailbox, request, now))
         tx.groups.save(group)
         # Other members that wait find what is before the new position.
-        tx.woken.add(mailbox.place)
+        tx.woken.add(mailbox.key)
     return serve(tx, bounds, mailbox, group, request, now)
 
 
@@ -188,7 +188,7 @@ def serve(
     else:
         _give_without_lease(tx, group, due, items)
         moved |= group.hand_out(items)
-        tx.claims.hand_out(group.no, mailbox.place, request.connection, items, now + bounds.claim)
+        tx.claims.hand_out(group.no, mailbox.key, request.connection, items, now + bounds.claim)
     _keep(tx, group, must_keep, moved)
     tx.events.extend(
         message_event(EventType.LEASED if ack_wait else EventType.DELIVERED, now, mailbox, message, group.no)

@@ -194,7 +194,7 @@ class LiveLeaseCount(NamedTuple):
     """When the first of the messages expires; None: none does."""
 
 
-class LeasePlace(NamedTuple):
+class LeaseCursor(NamedTuple):
     """The position of a lease in the order in which all leases end."""
 
     until: int

@@ -4,6 +4,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, Self
 
+MailboxKey = tuple[str, str]
+"""Tenant and address: how a mailbox is found."""
+
 
 class Retention(StrEnum):
     """When a message leaves: by TTL, key or DELETE only, or with the first ACK (A5)."""
@@ -91,8 +94,8 @@ class Mailbox:
         return self.next_id - self.messages
 
     @property
-    def place(self) -> tuple[str, str]:
-        """Where it is found: tenant and address."""
+    def key(self) -> MailboxKey:
+        """Its tenant and its address."""
         return self.tenant, self.address
 
     def lives(self, now: int) -> bool:

@@ -12,7 +12,7 @@ from mediator.mailboxes.events import EventType, message_event
 from mediator.mailboxes.fetching import Fetch, Fetched, may_be_full, room_for_leases, serve
 from mediator.mailboxes.group import MAX_GROUPS, Group, Lease
 from mediator.mailboxes.lanes import LANES, Lane
-from mediator.mailboxes.mailbox import Mailbox
+from mediator.mailboxes.mailbox import Mailbox, MailboxKey
 from mediator.mailboxes.message import Message
 from mediator.mailboxes.transaction import Transaction
 
@@ -21,7 +21,6 @@ LEASE = 20_000
 SEEN_EVERY = 10 * 60 * 1000
 """Milliseconds between two notes that a group has members; groups without any are kept for days."""
 
-Place = tuple[str, str]
 Item = tuple[Lane, int]
 """A message, by its lane and msg_id."""
 
@@ -73,21 +72,21 @@ class Found:
     """Whether nothing more was there."""
 
 
-def begin(tx: Transaction, place: Place, lanes: Iterable[Lane], now: int) -> Begun:
+def begin(tx: Transaction, key: MailboxKey, lanes: Iterable[Lane], now: int) -> Begun:
     """Return the mailbox and where a new subscription to it stands, which wants these lanes, highest first.
 
     Raises :class:`NoSuchMailboxError` (N10).
     """
-    mailbox = get_live_mailbox(tx, *place, now)
+    mailbox = get_live_mailbox(tx, *key, now)
     return mailbox.no, Cursor(tuple(lanes), [-1] * len(LANES), mailbox.next_id)
 
 
-def look(tx: Transaction, place: Place, mailbox_id: int, cursor: Cursor, limit: int, budget: int, now: int) -> Found:
+def look(tx: Transaction, key: MailboxKey, mailbox_id: int, cursor: Cursor, limit: int, budget: int, now: int) -> Found:
     """Return the next messages of a cursor, which itself stays as it is; one comes whatever its size (E6, E8).
 
     Raises :class:`NoSuchMailboxError` when the mailbox ended, also if the address was created again.
     """
-    mailbox = get_live_mailbox(tx, *place, now, mailbox_id)
+    mailbox = get_live_mailbox(tx, *key, now, mailbox_id)
     messages: list[Message] = []
     marks = list(cursor.marks)
     for last in (min(cursor.until, mailbox.next_id) - 1, mailbox.next_id - 1):
@@ -115,14 +114,14 @@ def look(tx: Transaction, place: Place, mailbox_id: int, cursor: Cursor, limit: 
 # Groups whose members share messages (on NATS: queue groups).
 
 
-def join(tx: Transaction, place: Place, name: str, keep: int, now: int) -> int:
+def join(tx: Transaction, key: MailboxKey, name: str, keep: int, now: int) -> int:
     """Let a member join a queue group, and return the mailbox's number.
 
     A group that is new, or was without members for ``keep`` milliseconds, starts from the oldest message (E7).
 
     Raises :class:`NoSuchMailboxError` (N10) and :class:`TooManyGroupsError` (A4).
     """
-    mailbox = get_live_mailbox(tx, *place, now)
+    mailbox = get_live_mailbox(tx, *key, now)
     group = tx.groups.find(mailbox, name, push=True)
     if group is not None and now - group.seen_at < keep:
         tx.groups.see(group, now)
@@ -142,7 +141,7 @@ def join(tx: Transaction, place: Place, name: str, keep: int, now: int) -> int:
 class Turn:
     """What the members of a queue group at one instance did, and what they have room for."""
 
-    place: Place
+    key: MailboxKey
     mailbox_no: int
     group: str
     confirmed: Collection[Item] = ()
@@ -164,10 +163,10 @@ def turn(tx: Transaction, bounds: Bounds, request: Turn, now: int) -> Fetched:
 
     Raises :class:`NoSuchMailboxError` when the mailbox ended, or the group with it.
     """
-    mailbox = get_live_mailbox(tx, *request.place, now, request.mailbox_no)
+    mailbox = get_live_mailbox(tx, *request.key, now, request.mailbox_no)
     group = tx.groups.find(mailbox, request.group, push=True)
     if group is None:
-        raise NoSuchMailboxError(request.place[1])
+        raise NoSuchMailboxError(request.key[1])
     if now - group.seen_at >= SEEN_EVERY:
         tx.groups.see(group, now)
     if request.confirmed:
@@ -178,7 +177,7 @@ def turn(tx: Transaction, bounds: Bounds, request: Turn, now: int) -> Fetched:
         _renew(tx, group, request.waiting, now)
     if not request.room:
         return Fetched(mailbox.no, [])
-    wanted = Fetch(*request.place, group=request.group, num_msgs=request.room, ack_wait=LEASE, budget=request.budget)
+    wanted = Fetch(*request.key, group=request.group, num_msgs=request.room, ack_wait=LEASE, budget=request.budget)
     return serve(tx, bounds, mailbox, group, wanted, now, request.lanes)
 
 
@@ -187,7 +186,7 @@ def _settle(tx: Transaction, mailbox: Mailbox, group: Group, items: Collection[I
     ids = [msg_id for _, msg_id in items]
     tx.leases.remove(group, ids)
     if was_full:
-        tx.woken.add(mailbox.place)
+        tx.woken.add(mailbox.key)
     tx.pushed.raise_to(mailbox, highest(items))
     tx.events.extend(
         message_event(EventType.ACKNOWLEDGED, now, mailbox, handle, group.no)
@@ -213,7 +212,7 @@ def _return(
     if gone:
         due += gone[: room_for_leases(tx, mailbox, group, tx.leases.count(group, now).running, len(gone), now)]
     tx.leases.put(group, due)
-    tx.woken.add(mailbox.place)
+    tx.woken.add(mailbox.key)
 
 
 def _renew(tx: Transaction, group: Group, ids: Collection[int], now: int) -> None:

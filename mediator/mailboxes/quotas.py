@@ -147,14 +147,14 @@ class Quotas:
         limit = quota.rate
         if not limit:
             return None
-        most = (quota.burst or limit) * 1000
+        max_tokens = (quota.burst or limit) * 1000
         bucket = self._buckets.get(who)
         if bucket is None:
-            bucket = self._buckets[who] = _Bucket(most, now)
+            bucket = self._buckets[who] = _Bucket(max_tokens, now)
             if len(self._buckets) > MAX_BUCKETS:
                 self._buckets.popitem(last=False)
         self._buckets.move_to_end(who)
-        bucket.tokens = min(most, bucket.tokens + max(0, now - bucket.at) * limit)
+        bucket.tokens = min(max_tokens, bucket.tokens + max(0, now - bucket.at) * limit)
         bucket.at = now
         if bucket.tokens < 1000:
             raise QuotaExceededError(what, limit, limit)

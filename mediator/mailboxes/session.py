@@ -111,25 +111,25 @@ def chunks(values: Sequence[int], size: int = 500) -> Iterator[Sequence[int]]:
 
 
 class MailboxCache:
-    """Mailboxes that were read, by place and by number; the least recently used are dropped."""
+    """Mailboxes that were read, by key and by number; the least recently used are dropped."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._by_place: OrderedDict[tuple[str, str], KeptMailbox] = OrderedDict()
+        self._by_key: OrderedDict[tuple[str, str], KeptMailbox] = OrderedDict()
         self._by_no: dict[int, KeptMailbox] = {}
         self._by_send_only: dict[tuple[str, str], KeptMailbox] = {}
 
     def at(self, tenant: str, address: str) -> KeptMailbox | None:
-        """Return the mailbox at a place."""
-        mailbox = self._by_place.get((tenant, address))
+        """Return the mailbox that has the address."""
+        mailbox = self._by_key.get((tenant, address))
         if mailbox is not None:
-            self._by_place.move_to_end((tenant, address))
+            self._by_key.move_to_end((tenant, address))
         return mailbox
 
     def at_send_only(self, tenant: str, address: str) -> KeptMailbox | None:
         """Return the mailbox that was found by a send-only address before (A10)."""
         mailbox = self._by_send_only.get((tenant, address))
-        return mailbox if mailbox is not None and self.at(*mailbox.place) is mailbox else None
+        return mailbox if mailbox is not None and self.at(*mailbox.key) is mailbox else None
 
     def found_by_send_only(self, mailbox: KeptMailbox) -> None:
         """Remember a mailbox that is here by its send-only address, too."""
@@ -141,21 +141,21 @@ class MailboxCache:
 
     def add(self, mailbox: KeptMailbox) -> None:
         """Remember a mailbox that has an address."""
-        self._by_place[mailbox.tenant, mailbox.address] = mailbox
+        self._by_key[mailbox.tenant, mailbox.address] = mailbox
         self._by_no[mailbox.no] = mailbox
 
     def forget(self, mailbox: Mailbox) -> None:
-        """Forget a mailbox, under whatever place it was known."""
+        """Forget a mailbox, under whatever key it was known."""
         known = self._by_no.pop(mailbox.no, None)
-        if known is not None and self._by_place.get((known.tenant, known.address)) is known:
-            del self._by_place[known.tenant, known.address]
+        if known is not None and self._by_key.get((known.tenant, known.address)) is known:
+            del self._by_key[known.tenant, known.address]
         if known is not None:
             self._by_send_only.pop((known.tenant, known.send_only), None)
 
     def trim(self) -> None:
         """Forget the least recently used above the capacity; only between transactions."""
-        while len(self._by_place) > self._capacity:
-            _, mailbox = self._by_place.popitem(last=False)
+        while len(self._by_key) > self._capacity:
+            _, mailbox = self._by_key.popitem(last=False)
             self._by_no.pop(mailbox.no, None)
             self._by_send_only.pop((mailbox.tenant, mailbox.send_only), None)
 

@@ -102,7 +102,7 @@ def _end(tx: Transaction, mailbox: Mailbox, group: Group, ended: Collection[int]
     """End leases, and wake those who may have waited for room."""
     if ended:
         if may_be_full(tx, group, now):
-            tx.woken.add(mailbox.place)
+            tx.woken.add(mailbox.key)
         tx.leases.remove(group, sorted(ended))
 
 
@@ -337,7 +337,7 @@ def nack(tx: Transaction, request: Nack, now: int) -> int:
         lease.delayed = request.delay > 0
     tx.leases.put(group, leases)
     # Also with a delay: waiting FETCHes must learn that the lease ends at another time.
-    tx.woken.add(mailbox.place)
+    tx.woken.add(mailbox.key)
     return len(leases)
 
 
@@ -393,7 +393,7 @@ def redrive(tx: Transaction, request: Dead, now: int) -> int:
         for lease in leases:
             lease.dead, lease.deliveries, lease.until = False, 0, now
         tx.leases.put(group, leases)
-        tx.woken.add(mailbox.place)
+        tx.woken.add(mailbox.key)
     return len(leases)
 
 

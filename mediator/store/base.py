@@ -8,12 +8,10 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from mediator.errors import BusyError
+from mediator.mailboxes.mailbox import MailboxKey
 from mediator.mailboxes.transaction import Transaction
 
-__all__ = ["Integrity", "Place", "Store", "Transaction"]
-
-Place = tuple[str, str]
-"""Tenant and address of a mailbox."""
+__all__ = ["Integrity", "Store", "Transaction"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +41,10 @@ class Store(Protocol):
     def waits_for(self) -> str | None:
         """Who keeps the transaction waiting that is open now, where that is known; from any thread."""
 
-    def transaction(self, places: Sequence[Place] = ()) -> AbstractContextManager[Transaction]:
+    def transaction(self, keys: Sequence[MailboxKey] = ()) -> AbstractContextManager[Transaction]:
         """Open a transaction; leaving it commits to disk, an exception rolls it back.
 
-        ``places`` are the mailboxes that will be asked for, so that a store can lock them at once and in order.
+        ``keys`` name the mailboxes that will be asked for, so that a store can lock them at once and in order.
         Raises :class:`UnavailableError` when the database cannot be written (A9).
         """
 

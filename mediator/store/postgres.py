@@ -16,6 +16,7 @@ from mediator.mailboxes import rows
 from mediator.mailboxes.address import SendOnlyAddresses, is_send_only
 from mediator.mailboxes.claims import Claims
 from mediator.mailboxes.lanes import Lane
+from mediator.mailboxes.mailbox import MailboxKey
 from mediator.mailboxes.rows import KeptMailbox, Row
 from mediator.mailboxes.session import (
     EMPTY_LANES,
@@ -26,7 +27,7 @@ from mediator.mailboxes.session import (
     UnflushedPositions,
     send_only_addresses,
 )
-from mediator.store.base import Integrity, Place, Pool, Transaction
+from mediator.store.base import Integrity, Pool, Transaction
 from mediator.store.migrate import NO_PARTS, migrate
 from mediator.system.extras import install_command
 
@@ -246,10 +247,10 @@ class PostgresStore:
                     _log.warning("ended a session of the database whose instance is frozen: it held a lock", pid=pid)
 
     @contextmanager
-    def transaction(self, places: Sequence[Place] = ()) -> Iterator[Transaction]:
+    def transaction(self, keys: Sequence[MailboxKey] = ()) -> Iterator[Transaction]:
         """Open a transaction; see :class:`mediator.store.base.Store`."""
         try:
-            with self._transaction(places) as tx:
+            with self._transaction(keys) as tx:
                 yield tx
         except UnavailableError as error:
             if isinstance(error.__cause__, LockNotAvailable):
@@ -263,10 +264,10 @@ class PostgresStore:
             self.waits_for = None
 
     @contextmanager
-    def _transaction(self, places: Sequence[Place]) -> Iterator[Transaction]:
+    def _transaction(self, keys: Sequence[MailboxKey]) -> Iterator[Transaction]:
         dialect = self._writer
         with _transaction(dialect):
-            mailboxes = dialect.begin(_WRITING, places)
+            mailboxes = dialect.begin(_WRITING, keys)
             locked = MailboxCache(len(mailboxes))
             for mailbox in mailboxes:
                 locked.add(mailbox)
@@ -353,10 +354,10 @@ class PostgresDialect:
         else:
             self._tell(arrays, [_array(column) for column in zip(*parameters, strict=True)])
 
-    def begin(self, sql: str, places: Sequence[Place] = ()) -> list[KeptMailbox]:
-        """Begin, and lock the mailboxes at these places in the order that all instances use."""
+    def begin(self, sql: str, keys: Sequence[MailboxKey] = ()) -> list[KeptMailbox]:
+        """Begin, and lock the mailboxes of these keys in the order that all instances use."""
         self.wire.begin(sql)
-        wanted = set(places)
+        wanted = set(keys)
         if not wanted:
             return []
         numbers = self._numbers(wanted)
@@ -372,9 +373,9 @@ class PostgresDialect:
             found = self.wire.ask(_PREFETCH, (Texts(tenants), Texts(addresses)))
         return [rows.mailbox(row) for row in found]
 
-    def _numbers(self, places: Collection[Place]) -> list[int]:
-        """Return which mailboxes the send-only addresses among these places may be of."""
-        found = [address for _, address in places if is_send_only(address)]
+    def _numbers(self, keys: Collection[MailboxKey]) -> list[int]:
+        """Return which mailboxes the send-only addresses among these keys may be of."""
+        found = [address for _, address in keys if is_send_only(address)]
         return [no for address in found if (no := send_only_addresses(self).number(address)) is not None]
 
     def commit(self) -> None:

@@ -18,9 +18,10 @@ from mediator.errors import StoreDamagedError, UnavailableError
 from mediator.mailboxes.address import SendOnlyAddresses
 from mediator.mailboxes.claims import Claims
 from mediator.mailboxes.lanes import Lane
+from mediator.mailboxes.mailbox import MailboxKey
 from mediator.mailboxes.rows import MESSAGE, KeptMailbox, Row
 from mediator.mailboxes.session import MESSAGE_COLUMNS, Counts, MailboxCache, Session, UnflushedPositions
-from mediator.store.base import Integrity, Place, Pool, Transaction
+from mediator.store.base import Integrity, Pool, Transaction
 from mediator.store.migrate import NO_PARTS, migrate
 from mediator.store.sqlite_file import AHEAD, Reserve, connect_to_read, find_damage, hold, lengthen, translate
 from mediator.system.private_files import make_file, make_folder
@@ -184,9 +185,9 @@ class SqliteStore:
             return 0
 
     @contextmanager
-    def transaction(self, places: Sequence[Place] = ()) -> Iterator[Transaction]:
+    def transaction(self, keys: Sequence[MailboxKey] = ()) -> Iterator[Transaction]:
         """Open a transaction; see :class:`mediator.store.base.Store`."""
-        del places
+        del keys
         connection = self._writer.connection
         if self._reserve.short:
             self._make_room()

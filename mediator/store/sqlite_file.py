@@ -288,8 +288,8 @@ IN_USE = 4 << 20
 """Bytes used up to which the log is left alone: a service with little to do needs no more."""
 
 
-def lengthen(log: str, used: int, most: int) -> None:
-    """Append zeros to a log of which ``used`` bytes are in use, up to ``most`` bytes in all.
+def lengthen(log: str, used: int, max_bytes: int) -> None:
+    """Append zeros to a log of which ``used`` bytes are in use, up to ``max_bytes`` in all.
 
     The writer may go on meanwhile: what is appended never overwrites, and SQLite takes zeros for the end of the log,
     since no frame begins with them. Where there is no room, nothing happens.
@@ -299,7 +299,7 @@ def lengthen(log: str, used: int, most: int) -> None:
     with suppress(OSError):
         file = os.open(log, os.O_WRONLY | os.O_APPEND)
         try:
-            missing = min(used + AHEAD, most) - os.fstat(file).st_size
+            missing = min(used + AHEAD, max_bytes) - os.fstat(file).st_size
             for _ in range(0, missing, STEP):
                 os.write(file, bytes(STEP))
                 os.fdatasync(file)

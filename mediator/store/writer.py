@@ -21,7 +21,8 @@ import structlog
 
 from mediator.errors import BusyError, MediatorError, UnavailableError, UncertainError
 from mediator.mailboxes.events import Event
-from mediator.store.base import Place, Store, Transaction
+from mediator.mailboxes.mailbox import MailboxKey
+from mediator.store.base import Store, Transaction
 from mediator.system.freezes import FreezeGuard
 
 T = TypeVar("T")
@@ -75,7 +76,7 @@ class Committed:
     size: int
     seconds: float
     events: list[Event] = field(default_factory=list)
-    woken: set[Place] = field(default_factory=set)
+    woken: set[MailboxKey] = field(default_factory=set)
     due: int | None = None
     changed: set[Hashable] = field(default_factory=set)
     """What the tables of parts noted in ``Session.changed``."""
@@ -85,7 +86,7 @@ class Committed:
 class WriteJob:
     """Work that waits for a commit."""
 
-    place: Place | None
+    key: MailboxKey | None
     work: Work[Any] | JointWork[Any, Any]
     done: Done
     when_full: bool = False
@@ -202,11 +203,11 @@ class Writer:
         return len(self._jobs) + (len(self._padded.jobs) if self._padded is not None else 0)
 
     def submit(
-        self, place: Place | None, work: Work[Any] | JointWork[Any, Any], done: Done, *, when_full: bool = False
+        self, key: MailboxKey | None, work: Work[Any] | JointWork[Any, Any], done: Done, *, when_full: bool = False
     ) -> None:
         """Queue a request; ``done`` gets its result or its :class:`MediatorError`."""
         self._admit()
-        self._jobs.append(self.job_type(place, work, done, when_full))
+        self._jobs.append(self.job_type(key, work, done, when_full))
         self._begin_soon()
 
     def _admit(self) -> None:
@@ -217,13 +218,13 @@ class Writer:
         if self.pending >= self._max_pending:
             raise BusyError(f"{self._max_pending} requests wait already")
 
-    async def write(self, place: Place | None, work: Work[T] | JointWork[Any, T], *, when_full: bool = False) -> T:
+    async def write(self, key: MailboxKey | None, work: Work[T] | JointWork[Any, T], *, when_full: bool = False) -> T:
         """Queue a request and wait until it is committed."""
         answer: asyncio.Future[T] = self._loop.create_future()
-        self.submit(place, work, partial(_settle, answer), when_full=when_full)
+        self.submit(key, work, partial(_settle, answer), when_full=when_full)
         return await answer
 
-    async def write_padded(self, place: Place | None, work: Work[T]) -> T:
+    async def write_padded(self, key: MailboxKey | None, work: Work[T]) -> T:
         """Do as :meth:`write`, but be committed and answered together with others that come at about the same time.
 
         The answer comes ``PADDED_ANSWER_SECONDS`` after the first of them, or after the commit if that takes longer: so
@@ -235,7 +236,7 @@ class Writer:
             self._loop.call_later(PADDED_GATHER_SECONDS, self._submit_padded)
             self._loop.call_later(PADDED_ANSWER_SECONDS, self._padded.release)
         answer: asyncio.Future[T] = self._loop.create_future()
-        self._padded.jobs.append(self.job_type(place, work, partial(self._padded.settle, answer)))
+        self._padded.jobs.append(self.job_type(key, work, partial(self._padded.settle, answer)))
         return await answer
 
     def _submit_padded(self) -> None:
@@ -327,10 +328,10 @@ class Writer:
                 with suppress(Empty):
                     self._wakeups.get(timeout=wait)
 
-    def _serve(self, most: int) -> None:
-        """Commit what waits, if anything does, at most so many requests."""
+    def _serve(self, limit: int) -> None:
+        """Commit up to ``limit`` queued requests."""
         if self._jobs:
-            count = min(len(self._jobs), most, MAX_BATCH)
+            count = min(len(self._jobs), limit, MAX_BATCH)
             self._note_freezes()
             batch: list[WriteJob] = []
             with suppress(IndexError):
@@ -410,7 +411,7 @@ class Writer:
         started = time.perf_counter()
         now = self._clock()
         outcomes: Outcomes = []
-        with self._store.transaction([job.place for job in batch if job.place is not None]) as tx:
+        with self._store.transaction([job.key for job in batch if job.key is not None]) as tx:
             while (done := len(outcomes)) < len(batch):
                 job, work = batch[done], batch[done].work
                 try:
@@ -470,7 +471,7 @@ class Writer:
 def _run_joint(
     work: JointWork[R, T], batch: list[WriteJob], at: int, tx: Transaction, now: int
 ) -> list[tuple[WriteJob, T]]:
-    """Do the work of the job at a place together with that of those that follow in a row; return the result of each."""
+    """Do the work of the job ``at`` together with that of those that follow in a row; return the result of each."""
     requests = [work.request]
     for job in batch[at + 1 : at + MAX_JOINED]:
         if not (isinstance(job.work, JointWork) and job.work.key == work.key):

@@ -138,7 +138,7 @@ def forward(
             for route, mailbox in found:
                 if _keep(tx, bounds, quotas, rules, request, route, mailbox, payload, now):
                     queued += 1
-                    places.append(mailbox.place)
+                    places.append(mailbox.key)
                 else:
                     full += 1
                 if now - route.used_at >= DAY:

@@ -2,13 +2,13 @@
 
 import pytest
 
-from mediator.mailboxes.group import NO_LEASE, NO_LEASES, Checked, Lease, LeaseCount, LeasePlace, Reply
+from mediator.mailboxes.group import NO_LEASE, NO_LEASES, Checked, Lease, LeaseCount, LeaseCursor, Reply
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.store.sqlite import SqliteStore
 from tests.harness.samples import ALL, T0, add, get, ids, leases, put
 from tests.harness.stores import undone
 
-BEGIN = LeasePlace(-1, -1, -1)
+BEGIN = LeaseCursor(-1, -1, -1)
 
 
 @pytest.mark.rule("A4")
@@ -330,10 +330,10 @@ def test_ended_leases_of_all_groups_come_in_order_of_their_end(store, leased):
         tx.leases.remove(other, range(2, 10))
         first, second = sorted([leased.no, other.no])
         tx.leases.put(other, [Lease(0, Lane.NORMAL, T0 + 10, 1), Lease(1, Lane.NORMAL, T0 + 11, 1)])
-        wanted = [LeasePlace(NO_LEASE, leased.no, 3), LeasePlace(NO_LEASE, leased.no, 6)]
-        wanted += [LeasePlace(T0 + 3, leased.no, 5), LeasePlace(T0 + 5, leased.no, 2)]  # the first of them is dead
+        wanted = [LeaseCursor(NO_LEASE, leased.no, 3), LeaseCursor(NO_LEASE, leased.no, 6)]
+        wanted += [LeaseCursor(T0 + 3, leased.no, 5), LeaseCursor(T0 + 5, leased.no, 2)]  # the first of them is dead
         by_group = {leased.no: [0, 4], other.no: [0]}
-        wanted += [LeasePlace(T0 + 10, no, msg_id) for no in (first, second) for msg_id in by_group[no]]
+        wanted += [LeaseCursor(T0 + 10, no, msg_id) for no in (first, second) for msg_id in by_group[no]]
         assert tx.leases.ended(BEGIN, T0 + 10, ALL) == wanted
         assert tx.leases.ended(BEGIN, T0 + 10, 2) == wanted[:2]
         for number, place in enumerate(wanted):

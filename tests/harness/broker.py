@@ -18,13 +18,13 @@ from mediator.mailboxes.collecting import Collected
 from mediator.mailboxes.creating import Create, Created, Update
 from mediator.mailboxes.events import Event, EventType
 from mediator.mailboxes.fetching import Deliver, Fetch, Fetched
-from mediator.mailboxes.mailbox import Mailbox
+from mediator.mailboxes.mailbox import Mailbox, MailboxKey
 from mediator.mailboxes.message import Draft, Filter, Message
 from mediator.mailboxes.querying import Query
 from mediator.mailboxes.quotas import Quotas
 from mediator.mailboxes.sending import Released, Send
 from mediator.mailboxes.settling import Ack, Dead, Extend, Nack
-from mediator.store.base import Place, Store
+from mediator.store.base import Store
 from mediator.store.base import Transaction as StoreTransaction
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ class Broker:
         self.quotas = Quotas(self.bounds.mailbox, self.bounds.tenant)
         self.random = random.Random(seed).randbytes
         self.events: list[Event] = []
-        self.woken: set[Place] = set()
+        self.woken: set[MailboxKey] = set()
         """Mailboxes woken by the last transaction."""
         self.due: int | None = None
         """The earliest due time that the last transaction told."""

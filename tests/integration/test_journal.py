@@ -27,8 +27,8 @@ from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.creating import Create
 from mediator.mailboxes.events import EventType
 from mediator.mailboxes.fetching import Deliver, Fetch
-from mediator.mailboxes.group import NO_LEASE, LeasePlace
-from mediator.mailboxes.mailbox import Retention
+from mediator.mailboxes.group import NO_LEASE, LeaseCursor
+from mediator.mailboxes.mailbox import MailboxKey, Retention
 from mediator.mailboxes.message import Draft
 from mediator.mailboxes.sending import Send
 from mediator.mailboxes.settling import Ack
@@ -37,7 +37,7 @@ from mediator.metrics import Metrics
 from mediator.operate.audit import AuditLog
 from mediator.operate.operations import Actor, Operation, Operations, Right
 from mediator.settings.sections import JournalSettings
-from mediator.store.base import Place, Store
+from mediator.store.base import Store
 from mediator.store.sqlite import SqliteStore
 from tests.harness.postgres import Server
 from tests.harness.stores import ram_store
@@ -56,7 +56,7 @@ class Shaky(SqliteStore):
     fail = 0
 
     @contextmanager
-    def transaction(self, places: Sequence[Place] = ()) -> Iterator[Transaction]:
+    def transaction(self, places: Sequence[MailboxKey] = ()) -> Iterator[Transaction]:
         with super().transaction(places) as tx:
             yield tx
             if self.fail and tx.events:
@@ -148,7 +148,7 @@ async def test_every_kind_of_event_is_told(tmp_path: Path) -> None:
     run.ahead = 15 * SECOND
     await run.broker.write_background(lambda tx, now: sending.release(tx, now, 10))
     await run.broker.write_background(
-        lambda tx, now: collecting.ended_leases(tx, LeasePlace(NO_LEASE, -1, -1), now, 10)
+        lambda tx, now: collecting.ended_leases(tx, LeaseCursor(NO_LEASE, -1, -1), now, 10)
     )
     run.ahead = 90 * SECOND
     await run.broker.write_background(lambda tx, now: collecting.expired_messages(tx, now, 10))

@@ -19,6 +19,7 @@ from nats.errors import NoRespondersError
 
 from mediator.errors import SetupError, UnavailableError
 from mediator.login import Login
+from mediator.mailboxes.mailbox import MailboxKey
 from mediator.mailboxes.message import Draft
 from mediator.mailboxes.sending import Send
 from mediator.mailboxes.transaction import Transaction
@@ -29,7 +30,6 @@ from mediator.nats.connection import NatsConnection, Upstreams, connect
 from mediator.nats.door import QUEUE
 from mediator.nats.frames import encode_unsubscribe
 from mediator.nats.server import find_binary
-from mediator.store.base import Place
 from mediator.store.sqlite import SqliteStore
 from tests.harness.door import PREFIX, both_ways, ids, parsed, payloads, refused, serving
 from tests.harness.stores import migrated
@@ -55,7 +55,7 @@ class Gated(SqliteStore):
         return False
 
     @contextmanager
-    def transaction(self, places: Sequence[Place] = ()) -> Iterator[Transaction]:
+    def transaction(self, places: Sequence[MailboxKey] = ()) -> Iterator[Transaction]:
         self.entered.set()
         assert self.gate.wait(30)
         if self.broken:

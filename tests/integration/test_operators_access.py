@@ -22,10 +22,11 @@ from mediator.errors import UnavailableError
 from mediator.http.app import build_app
 from mediator.http.callers import MAX_FAILURES, WINDOW, FailedAttempts, HttpCallers, tokens_of
 from mediator.http.health import Health
+from mediator.mailboxes.mailbox import MailboxKey
 from mediator.operate.access import CSRF_HEADER, SESSION_SECONDS, SIGN_IN, Access, CookieSealer, EndedSessions
 from mediator.operate.operations import Actor, Audit, Operation, OperationRequest, Operations, Right
 from mediator.operate.sign_in import BEGIN, SIGN_OUT, SignIn
-from mediator.store.base import Place, Store, Transaction
+from mediator.store.base import Store, Transaction
 from mediator.store.sqlite import SqliteStore
 from tests.harness.app import PATIENCE, app
 from tests.harness.core import make_settings
@@ -387,7 +388,7 @@ class Failing(SqliteStore):
     fails = False
 
     @contextmanager
-    def transaction(self, places: Sequence[Place] = ()) -> Iterator[Transaction]:
+    def transaction(self, places: Sequence[MailboxKey] = ()) -> Iterator[Transaction]:
         with super().transaction(places) as tx:
             yield tx
             if self.fails:

@@ -12,7 +12,8 @@ import pytest
 
 from mediator.errors import NoSuchInvitationError, UnavailableError
 from mediator.mailboxes import collecting, creating
-from mediator.store.base import Place, Store
+from mediator.mailboxes.mailbox import MailboxKey
+from mediator.store.base import Store
 from pickup.rules import connecting, forwarding, granting, message_queue, names
 from pickup.rules.forwarding import Forward
 from pickup.rules.granting import KeylistResult, KeylistUpdate
@@ -46,7 +47,7 @@ def key(number: int) -> str:
     return names.from_verkey(number.to_bytes(32, "big"))
 
 
-def again(store: Store, work: Callable[[MediationTransaction], object], *places: Place) -> object:
+def again(store: Store, work: Callable[[MediationTransaction], object], *places: MailboxKey) -> object:
     """Run a verb as the writer does: once more when it lost a race."""
     try:
         with within(store.transaction(places), MediationTables) as tx:

@@ -13,11 +13,10 @@ import pytest
 
 from mediator.errors import BusyError, MediatorError, NoSuchMessageError, UnavailableError, UncertainError
 from mediator.mailboxes.lanes import Lane
-from mediator.mailboxes.mailbox import NewMailbox
+from mediator.mailboxes.mailbox import MailboxKey, NewMailbox
 from mediator.mailboxes.message import Message
 from mediator.mailboxes.transaction import Transaction
 from mediator.store import writer as writer_module
-from mediator.store.base import Place
 from mediator.store.sqlite import SqliteStore
 from mediator.store.writer import LOOK_AT, MAX_BATCH, MAX_JOINED, MIN_HALF, Committed, JointWork, Writer
 from mediator.system.freezes import FROZEN_MS, SETTLE_MS, FreezeGuard
@@ -46,7 +45,7 @@ class Gated(SqliteStore):
         return self.fast
 
     @contextmanager
-    def transaction(self, places: Sequence[Place] = ()) -> Iterator[Transaction]:
+    def transaction(self, places: Sequence[MailboxKey] = ()) -> Iterator[Transaction]:
         self.entered.set()
         assert self.gate.wait(30)
         if self.failures:

@@ -6,7 +6,7 @@ from mediator.mailboxes import collecting
 from mediator.mailboxes.collecting import Collected
 from mediator.mailboxes.events import EventType
 from mediator.mailboxes.fetching import Deliver
-from mediator.mailboxes.group import LeasePlace
+from mediator.mailboxes.group import LeaseCursor
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.message import Usage
 from tests.harness.broker import BOX, DAY, GROUP, HOUR, SECOND, TENANT, Broker
@@ -177,7 +177,7 @@ def test_a_dead_message_that_is_gone_leaves_no_lease_behind(broker: Broker) -> N
     broker.take()
     assert broker.shown(dead_for=GROUP) == [0, 1]
     broker.advance(60 * SECOND)
-    collected, after = broker.run(lambda tx: collecting.ended_leases(tx, LeasePlace(-1, 0, 0), broker.now, 100))
+    collected, after = broker.run(lambda tx: collecting.ended_leases(tx, LeaseCursor(-1, 0, 0), broker.now, 100))
     assert (collected, after) == (Collected(leases=1), None)
     assert broker.shown(dead_for=GROUP) == [1]
 
@@ -187,5 +187,5 @@ def test_the_clean_up_declares_messages_dead_unasked(broker: Broker) -> None:
     broker.send()
     broker.take(ack_wait=SECOND, max_deliver=1)
     broker.advance(SECOND)
-    broker.run(lambda tx: collecting.ended_leases(tx, LeasePlace(-1, 0, 0), broker.now, 100))
+    broker.run(lambda tx: collecting.ended_leases(tx, LeaseCursor(-1, 0, 0), broker.now, 100))
     assert broker.told(EventType.DEAD) == [0]

@@ -130,9 +130,7 @@ def test_delayed_mail_is_counted_and_bounded(house: Mediation) -> None:
 def test_a_quota_refuses_without_a_word(store: Store, bounds: Bounds) -> None:
     house = Mediation(store, bounds=bounds)
     house.holder(1, key(10))
-    assert house.forward(key(10), b"a", b"b", b"c") == ForwardOutcome(
-        1, 0, 2, (house.mailbox_of(house.holder(1)).place,)
-    )
+    assert house.forward(key(10), b"a", b"b", b"c") == ForwardOutcome(1, 0, 2, (house.mailbox_of(house.holder(1)).key,))
 
 
 @pytest.mark.rule("D11", "S7")

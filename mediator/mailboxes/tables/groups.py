@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
 
 from mediator.mailboxes import rows
-from mediator.mailboxes.group import NO_LEASE, NO_LEASES, Group, Lease, LeaseCount, LeasePlace, LiveLeaseCount
+from mediator.mailboxes.group import NO_LEASE, NO_LEASES, Group, Lease, LeaseCount, LeaseCursor, LiveLeaseCount
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.mailbox import Mailbox
 from mediator.mailboxes.rows import Row
@@ -230,13 +230,13 @@ class Leases(Table):
             (group.no, int(delayed), mailbox.no, now),
         )
 
-    def ended(self, after: LeasePlace, now: int, limit: int) -> list[LeasePlace]:
+    def ended(self, after: LeaseCursor, now: int, limit: int) -> list[LeaseCursor]:
         """Return where leases of all groups, dead ones too, ended behind ``after`` and up to ``now``, in that order."""
         sql = (
             "SELECT until, group_no, msg_id FROM lease WHERE (until, group_no, msg_id) > (?, ?, ?)"
             " AND until <= ? ORDER BY until, group_no, msg_id LIMIT ?"
         )
-        return [LeasePlace(*row) for row in self._execute(sql, (*after, now, limit))]
+        return [LeaseCursor(*row) for row in self._execute(sql, (*after, now, limit))]
 
     def next_end(self, group: Group, now: int, *, delayed: Sequence[bool] = (False, True)) -> int | None:
         """Return when the next lease or delay ends; ``delayed`` chooses one of them."""
