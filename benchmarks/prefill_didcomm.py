@@ -25,7 +25,7 @@ from pickup.rules import connecting, granting
 from pickup.rules.forwarding import Forward, forward
 from pickup.rules.granting import KeylistResult, KeylistUpdate
 from pickup.rules.records import Generation, MediationRules, NewConnection
-from pickup.tables import MediationTables
+from pickup.rules.tables import MediationTransaction
 
 TENANT = "default"
 CHUNK = 1000
@@ -86,10 +86,10 @@ def enrol(store: Store, mediator: str, count: int) -> EnrolledHolders:
         with store.transaction() as tx:
             for mine, recipient in zip(own[start : start + CHUNK], recipients[start : start + CHUNK], strict=True):
                 new = NewConnection(TENANT, Generation.V2, mine, mediator, (mine,), now)
-                met = connecting.meet(tx.table(MediationTables), rules, new, now)
-                granted = granting.grant(tx.table(MediationTables), Bounds(), secrets.token_bytes, rules, met, now)
+                met = connecting.meet(tx.table(MediationTransaction), rules, new, now)
+                granted = granting.grant(tx.table(MediationTransaction), Bounds(), secrets.token_bytes, rules, met, now)
                 results = granting.update_keylist(
-                    tx.table(MediationTables), rules, granted, [KeylistUpdate(recipient, "add")], frozenset(), now
+                    tx.table(MediationTransaction), rules, granted, [KeylistUpdate(recipient, "add")], frozenset(), now
                 )
                 assert results == [KeylistResult.SUCCESS]
         store.upkeep(busy=False)
@@ -104,7 +104,7 @@ def queue(store: Store, recipient: str, payload: bytes, count: int) -> None:
     for start in range(0, count, CHUNK):
         size = min(CHUNK, count - start)
         with store.transaction() as tx:
-            kept = [forward(tx.table(MediationTables), bounds, quotas, rules, request, now) for _ in range(size)]
+            kept = [forward(tx.table(MediationTransaction), bounds, quotas, rules, request, now) for _ in range(size)]
             assert sum(outcome.queued for outcome in kept) == size
         store.upkeep(busy=False)
 

@@ -20,8 +20,8 @@ from pickup.broker import MediationBroker
 from pickup.metrics import DidcommMetrics
 from pickup.rules import granting
 from pickup.rules.names import canonical
-from pickup.rules.ports import MediationTransaction
 from pickup.rules.records import AccessRule, Connection, Verdict
+from pickup.rules.tables import MediationTransaction
 
 LOOK_SECONDS = 30.0
 """How often the database is read for changes of other instances whose announcement was lost."""

@@ -24,7 +24,6 @@ from pickup.rules.forwarding import Forward, ForwardOutcome
 from pickup.rules.granting import KeylistResult, KeylistUpdate
 from pickup.rules.listing import ConnectionPage, ConnectionView, DeviceQueue
 from pickup.rules.message_queue import QueueStatus
-from pickup.rules.ports import MediationTransaction
 from pickup.rules.records import (
     Connection,
     DidRotation,
@@ -34,7 +33,7 @@ from pickup.rules.records import (
     PushDevice,
 )
 from pickup.rules.replays import ReplayedError, SeenEnvelope
-from pickup.tables import CONNECTIONS, MediationTables
+from pickup.rules.tables import CONNECTIONS, MediationTransaction
 
 MAX_CALLERS = 4096
 
@@ -87,8 +86,8 @@ class Arrived(NamedTuple):
 
 
 MEDIATION_HOOKS = KindHooks(
-    check_send=lambda tx, mailbox, draft: forwarding.check_send(tx.table(MediationTables), mailbox, draft),
-    find_holder=lambda tx, mailbox: forwarding.find_holder(tx.table(MediationTables), mailbox),
+    check_send=lambda tx, mailbox, draft: forwarding.check_send(tx.table(MediationTransaction), mailbox, draft),
+    find_holder=lambda tx, mailbox: forwarding.find_holder(tx.table(MediationTransaction), mailbox),
 )
 """What mediation adds to the rules for the mailboxes that it grants, whether the door is open or not."""
 
@@ -128,7 +127,7 @@ class MediationBroker:
 
     async def read(self, work: Work[T]) -> T:
         """Run a read of committed data, on a reader thread."""
-        return await self.broker.read(lambda tx, now: work(tx.table(MediationTables), now))
+        return await self.broker.read(lambda tx, now: work(tx.table(MediationTransaction), now))
 
     async def write(self, work: Work[T], place: MailboxKey | None = None, *, when_full: bool = False) -> T:
         """Run a change with the next commit.
@@ -143,7 +142,7 @@ class MediationBroker:
             return result
 
         def first(tx: Transaction, now: int) -> tuple[tuple[T, list[Event]]] | None:
-            return replays.once(tx.table(MediationTables), envelope, lambda: counted(tx, now), now)
+            return replays.once(tx.table(MediationTransaction), envelope, lambda: counted(tx, now), now)
 
         done = await self.broker.write(first, place, when_full=when_full)
         if done is None:
@@ -165,7 +164,7 @@ class MediationBroker:
         if known is not None:
             return known
         connection = await self.broker.read_inline(
-            lambda tx, _now: tx.table(MediationTables).connections.called(tenant, caller)
+            lambda tx, _now: tx.table(MediationTransaction).connections.called(tenant, caller)
         )
         if connection is not None and self.broker.alone:
             self._callers.add(tenant, caller, connection)
@@ -400,7 +399,7 @@ def _counted(work: Work[T]) -> Callable[[Transaction, int], tuple[T, list[Event]
     """Let a change return what happened to messages, too."""
 
     def counted(tx: Transaction, now: int) -> tuple[T, list[Event]]:
-        tables = tx.table(MediationTables)
+        tables = tx.table(MediationTransaction)
         before = len(tables.events)
         return work(tables, now), tables.events[before:]
 

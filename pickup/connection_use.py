@@ -15,7 +15,7 @@ from mediator.broker import Broker
 from mediator.errors import MediatorError
 from mediator.mailboxes.events import Event, EventType
 from pickup.rules.records import ConnectionUse, Traffic
-from pickup.tables import MediationTables
+from pickup.rules.tables import MediationTransaction
 
 FLUSH_SECONDS = 60.0
 MAX_KEPT = 10_000
@@ -125,15 +125,15 @@ class ConnectionUses:
     ) -> list[ConnectionUse]:
         """Return what was counted by connection, in order, which is the order of their locks."""
         numbers = sorted(traffic)
-        holders = await self._broker.read(lambda tx, _now: tx.table(MediationTables).uses.holders(numbers))
+        holders = await self._broker.read(lambda tx, _now: tx.table(MediationTransaction).uses.holders(numbers))
         uses = dict(seen)
         for mailbox_no, no in holders.items():
             uses[no] = (uses.get(no) or ConnectionUse(no)).plus(ConnectionUse(no, traffic=traffic[mailbox_no]))
         return [uses[no] for no in sorted(uses)]
 
     async def _write(self, uses: Sequence[ConnectionUse], hours: Mapping[int, Traffic]) -> None:
-        def work(tx: MediationTables, now: int) -> None:
+        def work(tx: MediationTransaction, now: int) -> None:
             tx.uses.add(uses)
             tx.uses.add_hours(hours, now - KEEP_HOURS * HOUR)
 
-        await self._broker.write_background(lambda tx, now: work(tx.table(MediationTables), now), when_full=True)
+        await self._broker.write_background(lambda tx, now: work(tx.table(MediationTransaction), now), when_full=True)

@@ -16,8 +16,8 @@ from pickup.broker import MediationBroker
 from pickup.dids.identities import OwnIdentities, Vault
 from pickup.message import DIDCOMM, PLAIN, Json
 from pickup.rules import connecting, names
-from pickup.rules.ports import MediationTransaction
 from pickup.rules.records import Invitation
+from pickup.rules.tables import MediationTransaction
 
 MAX_LABEL = 128
 MAX_TTL = 100 * 365 * 24 * 3600 * 1000

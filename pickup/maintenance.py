@@ -12,7 +12,7 @@ from mediator.mailboxes.rows import Row
 from mediator.store.base import Transaction
 from mediator.verify.checks import DamageKind, RowCheck, VerifyCheck, orphans
 from pickup.rules import connecting, replays
-from pickup.tables import MediationTables
+from pickup.rules.tables import MediationTransaction
 
 
 class UnusedConnections(CleanupStep):
@@ -27,17 +27,17 @@ class UnusedConnections(CleanupStep):
     def run(self, tx: Transaction, now: int, limit: int) -> SliceResult:
         """Look at connections in the order in which they were last seen."""
         removed, after = connecting.forget_unused(
-            tx.table(MediationTables), self._span, self.cursor or connecting.FIRST, now, limit
+            tx.table(MediationTransaction), self._span, self.cursor or connecting.FIRST, now, limit
         )
         return SliceResult(removed.total, after is not None, asdict(removed), after)
 
     def plan(self, tx: Transaction, now: int, examples: int) -> list[PlannedRemoval]:
         """Say which connections would be forgotten."""
-        return connecting.plan_unused(tx.table(MediationTables), self._span, now, examples)
+        return connecting.plan_unused(tx.table(MediationTransaction), self._span, now, examples)
 
     def forget_mailbox(self, tx: Transaction, mailbox: Mailbox) -> None:
         """Forget the keys that were attached to the mailbox (D11)."""
-        tx.table(MediationTables).routes.remove_attached(mailbox.no)
+        tx.table(MediationTransaction).routes.remove_attached(mailbox.no)
 
 
 class OldReplays(CleanupStep):
@@ -47,7 +47,7 @@ class OldReplays(CleanupStep):
 
     def run(self, tx: Transaction, now: int, limit: int) -> SliceResult:
         """Forget at most ``limit`` envelopes."""
-        forgotten = replays.forget(tx.table(MediationTables), now, limit)
+        forgotten = replays.forget(tx.table(MediationTransaction), now, limit)
         return SliceResult(forgotten, forgotten >= limit)
 
 

@@ -58,9 +58,9 @@ class DidcommPart(Part):
     def forget_address(self, tx: "Transaction", tenant: str, address: str, now: int) -> Mapping[str, int]:
         """End the connection that the mailbox was granted to, with its keys."""
         from pickup.rules import connecting
-        from pickup.tables import MediationTables
+        from pickup.rules.tables import MediationTransaction
 
-        tables = tx.table(MediationTables)
+        tables = tx.table(MediationTransaction)
         mailbox = tx.mailboxes.find(tenant, address)
         connection = None if mailbox is None else tables.connections.of_mailbox(mailbox.no)
         if connection is None:

@@ -23,8 +23,8 @@ from pickup.dids.document import DidDocument, Secret
 from pickup.dids.material import IdentityKeys
 from pickup.dids.own_dids import Identity, IdentityIndex, PublicEndpoint
 from pickup.rules import names
-from pickup.rules.ports import MediationTransaction
 from pickup.rules.records import StoredIdentity
+from pickup.rules.tables import MediationTransaction
 
 KEY_BYTES = 32
 KEY_FILE = "didcomm.key"

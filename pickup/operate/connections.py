@@ -47,8 +47,8 @@ from pickup.rules import listing
 from pickup.rules.granting import is_denied
 from pickup.rules.listing import ConnectionView
 from pickup.rules.names import MAX_NAME, canonical
-from pickup.rules.ports import ConnectionRow
 from pickup.rules.records import Route, Verdict
+from pickup.rules.tables import ConnectionRow
 
 PAGE = 1000
 """Connections read at once, so that other reads get their turn."""

@@ -21,7 +21,6 @@ from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.collecting import Collected, Example, PlannedRemoval
 from pickup.rules import granting, replays
 from pickup.rules.granting import is_denied
-from pickup.rules.ports import ConnectionCursor, MediationTransaction
 from pickup.rules.records import (
     Connection,
     DidRotation,
@@ -32,6 +31,7 @@ from pickup.rules.records import (
     PushDevice,
 )
 from pickup.rules.replays import CLOCK_SKEW, SeenEnvelope
+from pickup.rules.tables import ConnectionCursor, MediationTransaction
 
 MAX_INVITATIONS = 1000
 """Invitations one tenant may have; those that are no longer open make room."""

@@ -15,8 +15,8 @@ from mediator.mailboxes.message import Draft, Usage
 from mediator.mailboxes.quotas import Quotas
 from mediator.mailboxes.sending import Send
 from pickup.rules.names import canonical
-from pickup.rules.ports import MediationTransaction
 from pickup.rules.records import MediationRules, Route
+from pickup.rules.tables import MediationTransaction
 
 MAX_RECIPIENTS = 50
 _MARKS = (b",", b"{", b"[")

@@ -17,8 +17,8 @@ from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.creating import Create, get_live_mailbox
 from mediator.mailboxes.mailbox import Kind, Mailbox, Retention
 from pickup.rules.names import canonical
-from pickup.rules.ports import MediationTransaction
 from pickup.rules.records import AccessRule, Connection, MediationRules, NewConnection, Policy, Route, Verdict
+from pickup.rules.tables import MediationTransaction
 
 MAX_RULES = 10_000
 """Of both lists together; each instance keeps all of them in memory."""

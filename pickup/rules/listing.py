@@ -9,8 +9,8 @@ from mediator.mailboxes.address import finds_address
 from mediator.mailboxes.mailbox import Kind, Mailbox
 from pickup.rules import granting, message_queue
 from pickup.rules.names import canonical
-from pickup.rules.ports import ConnectionRow, MediationTransaction
 from pickup.rules.records import Connection, ConnectionUse, PushDevice, Route
+from pickup.rules.tables import ConnectionRow, MediationTransaction
 
 
 class ConnectionView(NamedTuple):

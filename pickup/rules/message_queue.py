@@ -9,8 +9,8 @@ from mediator.mailboxes.lanes import LANES
 from mediator.mailboxes.mailbox import Mailbox
 from mediator.mailboxes.message import Filter, Handle, Message, Usage
 from pickup.rules.granting import get_mailbox
-from pickup.rules.ports import MediationTransaction
 from pickup.rules.records import Connection
+from pickup.rules.tables import MediationTransaction
 
 MAX_NUMBER = 2**63 - 1
 _ATTACHMENT_ID = re.compile(r"([0-9]{1,19})-([0-9]{1,19})")

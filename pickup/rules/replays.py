@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from mediator.errors import BadRequestError, MediatorError
 from mediator.mailboxes.bounds import DAY
-from pickup.rules.ports import MediationTransaction
+from pickup.rules.tables import MediationTransaction
 
 T = TypeVar("T")
 

@@ -11,7 +11,6 @@ from mediator.mailboxes.mailbox import Kind, Retention
 from mediator.mailboxes.message import Filter, Usage
 from mediator.store.sqlite import SqliteStore
 from pickup.rules.names import MAX_CANONICAL
-from pickup.rules.ports import ConnectionCursor, ConnectionRow
 from pickup.rules.records import (
     AccessRule,
     Connection,
@@ -25,7 +24,7 @@ from pickup.rules.records import (
     Traffic,
     Verdict,
 )
-from pickup.tables import MediationTables
+from pickup.rules.tables import ConnectionCursor, ConnectionRow, MediationTransaction
 from tests.harness.mediation import Mediation, key
 from tests.harness.samples import ALL, T0, TENANT, add, cut, get, ids, put, waiting
 from tests.harness.stores import undone, within
@@ -67,7 +66,7 @@ TIMES = {"created_at": T0}
 
 @pytest.mark.rule("D8")
 def test_a_connection_comes_back_as_it_was_kept(store, reopen):
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         connection = connect(
             tx,
             (ALICE, LONGEST),
@@ -113,20 +112,20 @@ def test_a_connection_comes_back_as_it_was_kept(store, reopen):
         )
         tx.connections.save(changed)
     for transaction in (store.transaction, store.reading):
-        with within(transaction(), MediationTables) as tx:
+        with within(transaction(), MediationTransaction) as tx:
             assert tx.connections.get(connection.no) == changed
             assert tx.connections.called(TENANT, BOB) == changed
             assert tx.connections.called(TENANT, LONGEST) == changed
             assert tx.connections.called(TENANT, ALICE) is None
             assert tx.connections.of_mailbox(2**40) == changed
             assert tx.connections.list(TENANT, 0, ALL) == [changed]
-    with within(reopen().reading(), MediationTables) as tx:
+    with within(reopen().reading(), MediationTransaction) as tx:
         assert tx.connections.called(TENANT, BOB) == changed
 
 
 @pytest.mark.rule("D8")
 def test_who_is_not_connected_is_not_found(store):
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         connect(tx)
         assert tx.connections.get(99) is None
         for tenant, caller in ((TENANT, BOB), ("other", ALICE), (TENANT, ALICE.lower()), (TENANT, ""), ("", ALICE)):
@@ -138,33 +137,33 @@ def test_who_is_not_connected_is_not_found(store):
 
 @pytest.mark.rule("D8")
 def test_a_caller_is_of_one_connection_only(store):
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         first = connect(tx, (ALICE, "a2"))
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         assert tx.connections.add(introduce((BOB, "a2"))) is None
         assert tx.connections.add(introduce(("a0", ALICE, BOB))) is None
         assert tx.connections.called(TENANT, BOB) is None
         assert tx.connections.called(TENANT, "a0") is None
         assert tx.connections.list(TENANT, 0, ALL) == [first]
         assert tx.connections.count(TENANT) == 1
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         second = connect(tx, BOB)
         assert second.no > first.no
-    with pytest.raises(UnavailableError), within(store.transaction(), MediationTables) as tx:
+    with pytest.raises(UnavailableError), within(store.transaction(), MediationTransaction) as tx:
         tx.connections.save(replace(second, callers=(BOB, ALICE)))
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         assert tx.connections.called(TENANT, ALICE) == first
         assert tx.connections.get(second.no) == second
 
 
 @pytest.mark.rule("D8")
 def test_a_caller_moves_when_its_connection_gives_it_up_first(store):
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         first, second = connect(tx, (ALICE, "a2")), connect(tx, BOB)
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         tx.connections.save(replace(first, callers=("a2",)))
         tx.connections.save(replace(second, callers=(BOB, ALICE)))
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         found = tx.connections.called(TENANT, ALICE)
         assert (found.no, found.callers) == (second.no, (BOB, ALICE))
         assert tx.connections.called(TENANT, "a2").no == first.no
@@ -172,7 +171,7 @@ def test_a_caller_moves_when_its_connection_gives_it_up_first(store):
 
 @pytest.mark.rule("D8")
 def test_each_tenant_has_connections_of_its_own(store):
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         here, there = connect(tx), connect(tx, tenant="other")
         assert here.no != there.no
         assert tx.connections.called(TENANT, ALICE) == here
@@ -184,32 +183,32 @@ def test_each_tenant_has_connections_of_its_own(store):
 
 @pytest.mark.rule("D8")
 def test_the_approximate_count_follows_local_changes(store):
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         assert tx.connections.about(TENANT) == 0
         first = connect(tx)
         connect(tx, tenant="other")
         assert tx.connections.add(introduce((BOB, ALICE))) is None
         assert tx.connections.about(TENANT) == 1
-    with undone(store, MediationTables) as tx:
+    with undone(store, MediationTransaction) as tx:
         connect(tx, BOB)
         assert tx.connections.about(TENANT) == 2
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         assert tx.connections.about(TENANT) == 1
         connect(tx, BOB)
-    with undone(store, MediationTables) as tx:
+    with undone(store, MediationTransaction) as tx:
         tx.connections.remove(first)
         assert tx.connections.about(TENANT) == 1
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         assert tx.connections.about(TENANT) == 2
         tx.connections.remove(first)
         tx.connections.remove(first)
         assert tx.connections.about(TENANT) == 1
-    with within(store.reading(), MediationTables) as tx:
+    with within(store.reading(), MediationTransaction) as tx:
         assert (tx.connections.about(TENANT), tx.connections.about("other")) == (1, 1)
 
 
 def test_connections_are_listed_in_pages(store):
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         made = [connect(tx, f"c{number}") for number in range(5)]
         other = connect(tx, tenant="other")
         assert tx.connections.list(TENANT, 0, 2) == made[:2]
@@ -220,7 +219,7 @@ def test_connections_are_listed_in_pages(store):
 
 
 def test_connections_are_compared_and_found_by_names(store):
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         mailbox = add(tx, kind=Kind.MEDIATION)
         alice, bob = connect(tx, ALICE, label=ODD), connect(tx, BOB)
         connect(tx, "did:key:z6MkAlina", "other")
@@ -230,7 +229,7 @@ def test_connections_are_compared_and_found_by_names(store):
         lead(tx, "did:key:z6MkAlso", bob)
         lead(tx, "did:key:z6MkAll", None)
         tx.uses.add([ConnectionUse(bob.no, seen_at=T0 + 7)])
-    with within(store.reading(), MediationTables) as tx:
+    with within(store.reading(), MediationTransaction) as tx:
         assert tx.connections.newest(TENANT, 1) == [bob.no]
         for prefix, found in {"did:key:z6MkAl": [alice, bob], ALICE: [alice], "did:peer": [bob], "did:x": []}.items():
             assert tx.connections.named(TENANT, prefix, 9) == [one.no for one in found], prefix
@@ -242,11 +241,11 @@ def test_connections_are_compared_and_found_by_names(store):
 
 @pytest.mark.rule("D8")
 def test_connections_are_found_by_when_they_were_last_seen(store):
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         late, early, twin = (connect(tx, f"did:x:{number}", tenant) for number, tenant in enumerate((TENANT, "b", "b")))
         for connection, at in ((late, T0 + 9), (early, T0), (twin, T0)):
             tx.connections.save(replace(connection, seen_at=at))
-    with within(store.reading(), MediationTables) as tx:
+    with within(store.reading(), MediationTransaction) as tx:
         first = ConnectionCursor(-1, 0)
         assert [one.no for one in tx.connections.unseen(T0 + 9, first, 9)] == [early.no, twin.no, late.no]
         assert [one.no for one in tx.connections.unseen(T0 + 8, first, 9)] == [early.no, twin.no]
@@ -256,7 +255,7 @@ def test_connections_are_found_by_when_they_were_last_seen(store):
 
 
 def test_the_last_use_of_any_key_of_a_connection(store):
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         holder, other = connect(tx), connect(tx, BOB)
         assert tx.routes.last_used(holder) == 0
         used = lead(tx, "a", holder)
@@ -267,12 +266,12 @@ def test_the_last_use_of_any_key_of_a_connection(store):
 
 
 def test_the_end_of_a_connection_frees_its_callers_and_its_keys(store):
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         gone, stays = connect(tx, (ALICE, "a2")), connect(tx, BOB)
         lead(tx, "k1", gone)
         lead(tx, "k2", gone)
         kept, attached = lead(tx, "k3", stays), lead(tx, "k4")
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         tx.connections.remove(gone)
         assert tx.connections.get(gone.no) is None
         assert tx.connections.called(TENANT, ALICE) is tx.connections.called(TENANT, "a2") is None
@@ -280,7 +279,7 @@ def test_the_end_of_a_connection_frees_its_callers_and_its_keys(store):
         assert tx.routes.of(gone, 0, ALL) == []
         assert (tx.routes.count(gone), tx.routes.count(stays)) == (0, 1)
         tx.connections.remove(gone)
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         again = connect(tx, (ALICE, "a2"))
         assert again.no not in (gone.no, stays.no)
         assert tx.routes.count(again) == 0
@@ -289,7 +288,7 @@ def test_the_end_of_a_connection_frees_its_callers_and_its_keys(store):
 
 @pytest.mark.rule("D8")
 def test_what_was_removed_is_not_kept_again(store):
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         gone = connect(tx)
         tx.connections.remove(gone)
         tx.connections.save(replace(gone, callers=(BOB,)))
@@ -303,14 +302,14 @@ def test_what_was_removed_is_not_kept_again(store):
 
 @pytest.mark.rule("D3", "D8")
 def test_a_route_is_found_by_keys_inside_its_did(store, reopen):
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         alice, bob = connect(tx), connect(tx, BOB)
         first, second = lead(tx, "did:a", alice), lead(tx, LONGEST, bob, created_at=T0 + 1)
         attached = lead(tx, "did:b")
         for route, keys in ((second, ["k1", "k2"]), (first, ["k1"]), (first, ["k1"]), (attached, ["k3"])):
             tx.routes.add_keys(route, keys)
     store = reopen()
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         assert [tx.routes.resolve(TENANT, key) for key in ("k1", "k2", "k3")] == [first, second, attached]
         assert tx.routes.find(TENANT, "k1") is tx.routes.resolve(TENANT, "k4") is tx.routes.resolve("x", "k1") is None
         own = lead(tx, "k1", bob)
@@ -326,12 +325,12 @@ def test_a_route_is_found_by_keys_inside_its_did(store, reopen):
 
 @pytest.mark.rule("D8")
 def test_a_route_is_found_by_its_key_alone(store, reopen):
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         connection = connect(tx)
         made = [lead(tx, key, connection, mailbox_no=2**40) for key in ("k", "K", LONGEST, "did:web:a%20b")]
         elsewhere = lead(tx, "k", connect(tx, tenant="other"), tenant="other")
     store = reopen()
-    with within(store.reading(), MediationTables) as tx:
+    with within(store.reading(), MediationTransaction) as tx:
         assert [tx.routes.find(TENANT, route.key) for route in made] == made
         assert tx.routes.find("other", "k") == elsewhere
         for tenant, key in ((TENANT, "k "), (TENANT, ""), ("other", "K"), ("", "k")):
@@ -340,7 +339,7 @@ def test_a_route_is_found_by_its_key_alone(store, reopen):
 
 @pytest.mark.rule("D8")
 def test_a_keylist_comes_in_pages_oldest_first(store):
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         connection, other = connect(tx), connect(tx, BOB)
         for key, created_at in (("b", T0), ("c", T0 - 1), ("a", T0), ("Z", T0), ("d", T0 + 1)):
             lead(tx, key, connection, created_at=created_at)
@@ -357,47 +356,47 @@ def test_a_keylist_comes_in_pages_oldest_first(store):
 
 @pytest.mark.rule("D8")
 def test_routes_are_counted_as_they_come_change_and_go(store, reopen):
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         connection = connect(tx)
         routes = [lead(tx, f"k{number}", connection) for number in range(4)]
         tx.routes.put(replace(routes[0], used_at=T0 + 1))
         tx.routes.remove(routes[1])
         tx.routes.remove(routes[1])
         assert tx.routes.count(connection) == 3
-    with undone(store, MediationTables) as tx:
+    with undone(store, MediationTransaction) as tx:
         lead(tx, "k9", connection)
         tx.routes.remove(routes[2])
         tx.routes.remove(routes[3])
         assert tx.routes.count(connection) == 2
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         # What the connection is otherwise does not change how many it has.
         tx.connections.save(replace(connection, seen_at=T0 + 1))
     store = reopen()
-    with within(store.reading(), MediationTables) as tx:
+    with within(store.reading(), MediationTransaction) as tx:
         assert tx.routes.count(connection) == len(tx.routes.of(connection, 0, ALL)) == 3
 
 
 @pytest.mark.rule("D1", "D8")
 def test_a_route_changes_its_mailbox(store):
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         connection = connect(tx)
         route = lead(tx, "k", connection, mailbox_no=7)
         moved = replace(route, mailbox_no=8, address="new", used_at=T0 + 5)
         tx.routes.put(moved)
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         assert tx.routes.find(TENANT, "k") == moved
         assert tx.routes.of(connection, 0, ALL) == [moved]
 
 
 @pytest.mark.rule("D8")
 def test_a_route_is_not_taken_from_who_has_it_by_now(store):
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         first, second = connect(tx), connect(tx, BOB)
         route = lead(tx, "k", first)
     for holder in (second, None):
-        with pytest.raises(UnavailableError), within(store.transaction(), MediationTables) as tx:
+        with pytest.raises(UnavailableError), within(store.transaction(), MediationTransaction) as tx:
             lead(tx, "k", holder)
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         tx.routes.remove(replace(route, connection_no=second.no))
         tx.routes.remove(replace(route, connection_no=None))
         assert tx.routes.find(TENANT, "k") == route
@@ -410,7 +409,7 @@ def test_a_route_is_not_taken_from_who_has_it_by_now(store):
 
 @pytest.mark.rule("D8")
 def test_the_use_of_a_route_is_noted_only_while_it_is_there(store):
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         connection = connect(tx)
         route = lead(tx, "k", connection)
         tx.routes.used(route, T0 + 9)
@@ -426,7 +425,7 @@ def test_the_use_of_a_route_is_noted_only_while_it_is_there(store):
 
 @pytest.mark.rule("D11")
 def test_keys_attached_to_a_mailbox_are_listed_and_removed(store):
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         connection = connect(tx)
         mailbox, other = add(tx, retention=Retention.UNTIL_ACK), add(tx, "other")
         late = lead(tx, "k1", mailbox_no=mailbox.no, created_at=T0 + 1)
@@ -437,10 +436,10 @@ def test_keys_attached_to_a_mailbox_are_listed_and_removed(store):
         assert tx.routes.attached(TENANT, ALL) == [early, late, stays]
         assert tx.routes.attached(TENANT, 1) == [early]
         assert tx.routes.attached("other", ALL) == [elsewhere]
-    with undone(store, MediationTables) as tx:
+    with undone(store, MediationTransaction) as tx:
         tx.routes.remove_attached(mailbox.no)
         assert tx.routes.attached(TENANT, ALL) == [stays]
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         assert tx.routes.attached(TENANT, ALL) == [early, late, stays]
         tx.routes.remove_attached(mailbox.no)
         assert tx.routes.attached(TENANT, ALL) == [stays]
@@ -464,20 +463,20 @@ def test_an_invitation_comes_back_as_it_was_kept(store, reopen):
         max_uses=3,
         uses=2,
     )
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         tx.invitations.put(bare)
         tx.invitations.put(full)
         used = replace(bare, uses=1, label="ü", sealed=b"", max_uses=1)
         tx.invitations.put(used)
     store = reopen()
     for transaction in (store.transaction, store.reading):
-        with within(transaction(), MediationTables) as tx:
+        with within(transaction(), MediationTransaction) as tx:
             assert tx.invitations.get("bare") == used
             assert tx.invitations.get("full") == full
             assert tx.invitations.keyed(LONGEST) == full
             for id in ("", "FULL", "full\0", "\0", "%", "x" * 10_000):
                 assert tx.invitations.get(id) is tx.invitations.keyed(f"k{id.replace(chr(0), '')}") is None
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         tx.invitations.remove(full)
         tx.invitations.remove(full)
         assert tx.invitations.get("full") is tx.invitations.keyed(LONGEST) is None
@@ -485,7 +484,7 @@ def test_an_invitation_comes_back_as_it_was_kept(store, reopen):
 
 
 def test_invitations_are_listed_the_newest_first(store):
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         for id, created_at in (("b", T0), ("c", T0 - 1), ("a", T0), ("d", T0 + 1)):
             tx.invitations.put(invite(id, created_at=created_at))
         tx.invitations.put(invite("e", tenant="other"))
@@ -499,22 +498,22 @@ def test_invitations_are_listed_the_newest_first(store):
 
 
 def test_a_new_identity_retires_the_others_of_its_tenant(store, reopen):
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         assert tx.identities.all() == []
         first = tx.identities.add(TENANT, bytes(range(256)), ("did:web:a", "did:peer:2." + "x" * 4000), T0)
         other = tx.identities.add("other", b"o", [], T0)
         assert first == StoredIdentity(
             first.no, TENANT, bytes(range(256)), ("did:web:a", "did:peer:2." + "x" * 4000), T0
         )
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         second = tx.identities.add(TENANT, b"2", ("did:web:a",), T0 + 1)
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         third = tx.identities.add(TENANT, b"3", (), T0 + 2)
         known = replace(third, dids=("did:key:ü",), sealed=b"again")
         tx.identities.save(known)
         tx.identities.save(replace(second, sealed=b"22"))
     store = reopen()
-    with within(store.reading(), MediationTables) as tx:
+    with within(store.reading(), MediationTransaction) as tx:
         assert tx.identities.all() == [
             replace(first, retired_at=T0 + 1),
             other,
@@ -544,7 +543,7 @@ def test_a_rollback_takes_all_of_mediation_back(store, reopen):
             tx.identities.all(),
         ]
 
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         connection = connect(tx, (ALICE, "a2"))
         gone = connect(tx, BOB)
         routes = [lead(tx, "k1", connection), lead(tx, "k2", connection), lead(tx, "k3", gone)]
@@ -552,9 +551,9 @@ def test_a_rollback_takes_all_of_mediation_back(store, reopen):
         tx.invitations.put(invite("i"))
         tx.invitations.put(invite("j"))
         identity = tx.identities.add(TENANT, b"1", ("did:web:a",), T0)
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         before = picture(tx)
-    with undone(store, MediationTables) as tx:
+    with undone(store, MediationTransaction) as tx:
         tx.connections.save(replace(connection, callers=(ALICE, "a3"), mailbox_no=7, handed=(1,)))
         tx.connections.remove(gone)
         connect(tx, (BOB, "a2"))
@@ -569,10 +568,10 @@ def test_a_rollback_takes_all_of_mediation_back(store, reopen):
         tx.identities.add(TENANT, b"2", (), T0 + 1)
         tx.identities.save(replace(identity, dids=()))
         assert all(one != other for one, other in zip(before, picture(tx), strict=True))
-    with within(store.reading(), MediationTables) as tx:
+    with within(store.reading(), MediationTransaction) as tx:
         assert picture(tx) == before
     store = reopen()
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         assert picture(tx) == before
 
 
@@ -581,7 +580,7 @@ def test_a_rollback_takes_all_of_mediation_back(store, reopen):
 
 @pytest.mark.rule("D3", "D4")
 def test_mail_for_one_recipient_comes_alone_and_in_order(store):
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         mailbox, other = add(tx, kind=Kind.MEDIATION), add(tx, "other")
         for number in range(6):
             put(tx, mailbox, bytes([number]), recipient="ab"[number % 2], lane=Lane(number % 4))
@@ -606,31 +605,31 @@ def test_mail_for_one_recipient_comes_alone_and_in_order(store):
         assert ids(tx.messages.newest(mailbox, Filter(recipient="a"), 2, ALL, T0 + 10)) == [2, 4]
         assert ids(tx.messages.newest(mailbox, Filter(recipient="a", before_id=4), 2, ALL, T0)) == [0, 2]
         assert ids(tx.messages.newest(mailbox, Filter(recipient="c"), 2, ALL, T0)) == []
-    with within(store.reading(), MediationTables) as tx:
+    with within(store.reading(), MediationTransaction) as tx:
         assert ids(tx.messages.addressed(get(tx), "a", -1, ALL, ALL, T0)) == [0, 2, 4, 7]
 
 
 @pytest.mark.rule("D3")
 @pytest.mark.parametrize(("budget", "count"), [(0, 1), (1, 1), (10, 1), (11, 2), (20, 2), (21, 3), (2**20, 4)])
 def test_mail_for_one_recipient_stops_behind_its_budget(store, budget, count):
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         mailbox = add(tx)
         for number in range(8):
             put(tx, mailbox, b"x" * 10, recipient="ab"[number % 2])
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         assert len(tx.messages.addressed(get(tx), "a", -1, ALL, budget, T0)) == count
 
 
 @pytest.mark.rule("D1", "D3", "S5")
 def test_the_count_of_a_recipient_stays_right(store, reopen):
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         mailbox = add(tx, retention=Retention.UNTIL_ACK)
         tx.delays.add(waiting(mailbox, T0 + 5, b"delayed", recipient="a"))
         put(tx, mailbox, b"short", recipient="a", expire_at=T0 + 1)
         put(tx, mailbox, b"kept", recipient="a")
         put(tx, mailbox, b"b", recipient="b")
         assert tx.messages.held_for(mailbox, "a") == Usage(2, 9)
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         mailbox = get(tx)
         tx.messages.remove(mailbox, [item.handle for item in tx.messages.expired(T0 + 1, ALL)])
         [delayed] = tx.delays.due(T0 + 5, ALL, ALL)
@@ -639,11 +638,11 @@ def test_the_count_of_a_recipient_stays_right(store, reopen):
         tx.messages.append(mailbox, replace(delayed.message, msg_id=mailbox.next_id))
         assert tx.messages.held_for(mailbox, "a") == Usage(2, 11)
         assert tx.messages.held_for(mailbox, "b") == Usage(1, 1)
-    with undone(store, MediationTables) as tx:
+    with undone(store, MediationTransaction) as tx:
         put(tx, get(tx), b"undone", recipient="a")
         cut(tx, get(tx), 2)
     store = reopen()
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         mailbox = get(tx)
         assert tx.messages.held_for(mailbox, "a") == Usage(2, 11)
         cut(tx, mailbox, 1, 3)
@@ -653,7 +652,7 @@ def test_the_count_of_a_recipient_stays_right(store, reopen):
         cut(tx, mailbox, 2, 4)
         tx.mailboxes.retire(mailbox)
         tx.mailboxes.drop(mailbox)
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         assert tx.messages.held_for(add(tx), "b") == Usage(0, 0)
 
 
@@ -662,14 +661,14 @@ def test_the_count_of_a_recipient_stays_right(store, reopen):
 
 @pytest.mark.rule("D13")
 def test_an_envelope_is_new_again_after_a_rollback(store, reopen):
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         assert tx.replays.add(b"alice", b"1", T0 + 1, 10)
         assert not tx.replays.add(b"alice", b"1", T0 + 1, 10)
         assert tx.replays.add(b"bob", b"1", T0 + 1, 10)
-    with undone(store, MediationTables) as tx:
+    with undone(store, MediationTransaction) as tx:
         assert tx.replays.add(b"alice", b"2", T0 + 1, 10)
         tx.replays.remove(b"alice", b"1")
-    with within(reopen().transaction(), MediationTables) as tx:
+    with within(reopen().transaction(), MediationTransaction) as tx:
         assert not tx.replays.add(b"alice", b"1", T0 + 1, 10)
         assert tx.replays.add(b"alice", b"2", T0 + 1, 10)
         tx.replays.remove(b"alice", b"1")
@@ -678,13 +677,13 @@ def test_an_envelope_is_new_again_after_a_rollback(store, reopen):
 
 @pytest.mark.rule("D13")
 def test_the_newest_envelopes_of_a_sender_are_kept(store):
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         for number in range(5):
             assert tx.replays.add(b"alice", bytes([number]), T0 + number, 3)
             assert tx.replays.add(b"bob", bytes([number]), T0 + 100, 10)
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         assert [tx.replays.add(b"alice", bytes([number]), T0, 10) for number in range(5)] == [True, True] + [False] * 3
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         assert tx.replays.collect(T0 + 3, 3) == 3
         assert tx.replays.collect(T0 + 3, 3) == 1
         assert tx.replays.collect(T0 + 3, 3) == 0
@@ -713,11 +712,11 @@ def test_a_forward_that_reaches_nobody_goes_to_disk_each_time(tmp_path):
 
 
 def test_a_name_is_on_one_list_with_its_note(store):
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         tx.access_rules.put(AccessRule(ALICE, Verdict.DENY, ODD, T0))
         tx.access_rules.put(AccessRule(LONGEST, Verdict.ALLOW, "", T0 + 1))
         tx.access_rules.put(AccessRule(ALICE, Verdict.ALLOW, "again", T0 + 2))
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         assert [(rule.name, rule.verdict, rule.note) for rule in tx.access_rules.all()] == [
             (LONGEST, Verdict.ALLOW, ""),
             (ALICE, Verdict.ALLOW, "again"),
@@ -729,18 +728,18 @@ def test_a_name_is_on_one_list_with_its_note(store):
 
 
 def test_counts_of_connections_add_up_and_go_with_them(store):
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         alice, bob = connect(tx, ALICE), connect(tx, BOB)
         tx.connections.save(replace(bob, mailbox_no=7, address="box"))
         assert tx.uses.holders([7, 8]) == {7: bob.no}
         first = ConnectionUse(alice.no, T0, "http", "2.0", "okhttp/4", Traffic(1, 10))
         gone = ConnectionUse(10_000, T0, "http")
         tx.uses.add([first, ConnectionUse(bob.no, traffic=Traffic(delivered=1)), gone])
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         tx.uses.add([ConnectionUse(alice.no, traffic=Traffic(2, 20, 3, 30, 4, 40))])
         tx.uses.add([ConnectionUse(alice.no, T0 + 5, "ws")])
         tx.uses.add([ConnectionUse(alice.no, T0 + 1)])
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         assert tx.uses.of([alice.no, bob.no, gone.no]) == {
             alice.no: ConnectionUse(alice.no, T0 + 5, "ws", "2.0", "okhttp/4", Traffic(3, 30, 3, 30, 4, 40)),
             bob.no: ConnectionUse(bob.no, traffic=Traffic(delivered=1)),
@@ -750,9 +749,9 @@ def test_counts_of_connections_add_up_and_go_with_them(store):
 
 
 def test_counts_of_hours_add_up_and_old_ones_are_forgotten(store):
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         tx.uses.add_hours({1000: Traffic(queued=1), 2000: Traffic(queued=2)}, 0)
         tx.uses.add_hours({2000: Traffic(queued=3, acknowledged_bytes=4), 3000: Traffic(1)}, 2000)
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         assert tx.uses.hours(0) == [(2000, Traffic(queued=5, acknowledged_bytes=4)), (3000, Traffic(1))]
         assert tx.uses.hours(2001) == [(3000, Traffic(1))]

@@ -13,9 +13,8 @@ from pickup.rules import connecting, forwarding, granting, message_queue, names
 from pickup.rules.forwarding import Forward, ForwardOutcome
 from pickup.rules.granting import KeylistResult, KeylistUpdate
 from pickup.rules.message_queue import QueueStatus
-from pickup.rules.ports import ConnectionCursor
 from pickup.rules.records import Connection, DidRotation, Generation, Invitation, MediationRules, NewConnection, Route
-from pickup.tables import MediationTables
+from pickup.rules.tables import ConnectionCursor, MediationTransaction
 from tests.harness.broker import START, TENANT, Broker
 
 AMPLE = 1 << 30
@@ -30,7 +29,7 @@ def key(number: int) -> str:
 class Mediation(Broker):
     """The broker of the tests, and what mediation adds to it."""
 
-    tables = MediationTables
+    tables = MediationTransaction
 
     def __init__(
         self, store: Store, rules: MediationRules | None = None, bounds: Bounds | None = None, now: int = START

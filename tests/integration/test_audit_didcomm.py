@@ -27,7 +27,7 @@ from pickup import endpoint_relay, outbound
 from pickup.client import Holder, Wallet
 from pickup.dids import resolver as dids_web
 from pickup.rules.records import Generation
-from pickup.tables import MediationTables
+from pickup.rules.tables import MediationTransaction
 from tests.harness.app import app
 from tests.harness.people import Person, jwe
 from tests.harness.waiting import until
@@ -158,11 +158,11 @@ async def state(broker: Broker) -> Any:
     """Return what a replay must leave as it is."""
 
     def look(tx: Transaction, _now: int) -> Any:
-        connections = tx.table(MediationTables).connections.list("default", -1, 100)
+        connections = tx.table(MediationTransaction).connections.list("default", -1, 100)
         return (
             [replace(one, seen_at=0) for one in connections],
-            [tx.table(MediationTables).routes.of(one, 0, 100) for one in connections],
-            [one.uses for one in tx.table(MediationTables).invitations.list("default", 100)],
+            [tx.table(MediationTransaction).routes.of(one, 0, 100) for one in connections],
+            [one.uses for one in tx.table(MediationTransaction).invitations.list("default", 100)],
             tx.mailboxes.usage("default"),
         )
 

@@ -46,7 +46,7 @@ from pickup.broker import MediationBroker
 from pickup.client import Holder, HttpStatusError, ProblemError, Sender, Wallet
 from pickup.rules import connecting
 from pickup.rules.records import DidRotation, Generation, MediationRules, NewConnection
-from pickup.tables import MediationTables
+from pickup.rules.tables import MediationTransaction
 from registry import rules
 from registry.records import Liveness, Registration
 from registry.tables import RegistryTables
@@ -407,7 +407,7 @@ async def register_another(broker: Broker) -> None:
 
 async def connect_another(broker: Broker) -> None:
     new = NewConnection(TENANT, Generation.V2, "did:key:z1", "did:key:z2", ("did:key:z1",), 0)
-    await broker.write(lambda tx, now: connecting.meet(tx.table(MediationTables), MediationRules(), new, now))
+    await broker.write(lambda tx, now: connecting.meet(tx.table(MediationTransaction), MediationRules(), new, now))
 
 
 async def rotate_another(broker: Broker) -> None:

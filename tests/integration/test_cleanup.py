@@ -30,8 +30,8 @@ from mediator.store.opening import database_path, open_store
 from mediator.store.sqlite import SqliteStore
 from pickup.rules import connecting, granting
 from pickup.rules.records import Generation, MediationRules, NewConnection
+from pickup.rules.tables import MediationTransaction
 from pickup.settings import DidcommSettings
-from pickup.tables import MediationTables
 from registry import rules
 from registry.records import Liveness
 from registry.settings import RegistrySettings
@@ -136,9 +136,13 @@ async def test_a_connection_that_nobody_uses_is_shown_and_removed(tmp_path: Path
     store = SqliteStore(migrated(database_path(tmp_path)))
     broker = Broker(store, Bounds(), clock=ShiftedClock(-MediationRules().idle - MINUTE))
     new = NewConnection(TENANT, Generation.V2, "did:x:1", "did:x:me", ("did:x:1",), broker.clock())
-    gone = await broker.write(lambda tx, now: connecting.connect(tx.table(MediationTables), MediationRules(), new, now))
+    gone = await broker.write(
+        lambda tx, now: connecting.connect(tx.table(MediationTransaction), MediationRules(), new, now)
+    )
     await broker.write(
-        lambda tx, now: granting.grant(tx.table(MediationTables), Bounds(), os.urandom, MediationRules(), gone, now)
+        lambda tx, now: granting.grant(
+            tx.table(MediationTransaction), Bounds(), os.urandom, MediationRules(), gone, now
+        )
     )
     await broker.close()
     store.close()

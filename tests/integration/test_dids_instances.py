@@ -13,7 +13,7 @@ from pickup.broker import MediationBroker
 from pickup.dids.identities import OwnIdentities, Vault
 from pickup.dids.own_dids import Identity
 from pickup.rules.records import MediationRules
-from pickup.tables import MediationTables
+from pickup.rules.tables import MediationTransaction
 from tests.integration.test_postgres_store import url
 
 __all__ = ["url"]
@@ -48,7 +48,7 @@ async def test_instances_that_start_at_once_agree_on_one_identity(url: str) -> N
         instances = await asyncio.gather(*map(opened, made))
         for tenant in TENANTS:
             assert len({one.current(tenant) for one in instances}) == 1
-        kept = await made[0].read(lambda tx, _now: tx.table(MediationTables).identities.all())
+        kept = await made[0].read(lambda tx, _now: tx.table(MediationTransaction).identities.all())
         assert sorted(one.tenant for one in kept) == sorted(TENANTS)
 
 

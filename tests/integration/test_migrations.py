@@ -18,7 +18,7 @@ from mediator.store import migrate
 from mediator.store.base import Store
 from mediator.store.sqlite import SqliteStore
 from pickup.rules.records import Generation, Invitation, NewConnection, Route
-from pickup.tables import MediationTables
+from pickup.rules.tables import MediationTransaction
 from registry.records import CardVectors, LastSeenCursor, UpdatedTerms
 from registry.tables import RegistryTables
 from tests.harness.agents import FIRST, SPACE, registration
@@ -93,17 +93,17 @@ def test_a_database_of_the_first_version_is_migrated_whole(open_store, take_back
         assert picture(tx) == before
         # What was there before the index is found by it.
         assert ids(tx.messages.addressed(get(tx), "r", -1, ALL, ALL, T0)) == [0, 1, 2]
-        connection = tx.table(MediationTables).connections.add(
+        connection = tx.table(MediationTransaction).connections.add(
             NewConnection(TENANT, Generation.V1, "did:x:1", "did:x:me", ("did:x:1",), T0)
         )
-        tx.table(MediationTables).routes.put(Route(TENANT, "did:x:2", "a", get(tx).no, connection.no, T0, T0))
+        tx.table(MediationTransaction).routes.put(Route(TENANT, "did:x:2", "a", get(tx).no, connection.no, T0, T0))
         [retired] = tx.mailboxes.retired(ALL)
         tx.mailboxes.drop(retired)
         agent = tx.table(RegistryTables).agents.add(registration("a"), 0, T0)
     with contextlib.closing(open_store()) as store, store.reading() as tx:
         assert tx.table(RegistryTables).agents.find(TENANT, "a") == agent
-        assert tx.table(MediationTables).connections.called(TENANT, "did:x:1") == connection
-        assert tx.table(MediationTables).routes.find(TENANT, "did:x:2").mailbox_no == get(tx).no
+        assert tx.table(MediationTransaction).connections.called(TENANT, "did:x:1") == connection
+        assert tx.table(MediationTransaction).routes.find(TENANT, "did:x:2").mailbox_no == get(tx).no
 
 
 def test_an_older_program_refuses_a_newer_schema(open_store, version):
@@ -123,33 +123,33 @@ def test_mediation_never_reads_a_whole_table(tmp_path):
             [retired] = tx.mailboxes.retired(ALL)
             tx.session.dialect.connection.set_trace_callback(said.append)
             mailbox = get(tx)
-            connection = tx.table(MediationTables).connections.add(
+            connection = tx.table(MediationTransaction).connections.add(
                 NewConnection(TENANT, Generation.V1, "did:x:1", "did:x:me", ("did:x:1",), T0)
             )
-            tx.table(MediationTables).connections.save(connection)
-            tx.table(MediationTables).connections.get(connection.no)
-            tx.table(MediationTables).connections.called(TENANT, "did:x:1")
-            tx.table(MediationTables).connections.of_mailbox(mailbox.no)
-            tx.table(MediationTables).connections.list(TENANT, 0, ALL)
-            tx.table(MediationTables).connections.count(TENANT)
+            tx.table(MediationTransaction).connections.save(connection)
+            tx.table(MediationTransaction).connections.get(connection.no)
+            tx.table(MediationTransaction).connections.called(TENANT, "did:x:1")
+            tx.table(MediationTransaction).connections.of_mailbox(mailbox.no)
+            tx.table(MediationTransaction).connections.list(TENANT, 0, ALL)
+            tx.table(MediationTransaction).connections.count(TENANT)
             route = Route(TENANT, "did:x:2", "a", mailbox.no, connection.no, T0, T0)
-            tx.table(MediationTables).routes.put(route)
-            tx.table(MediationTables).routes.put(route)
-            tx.table(MediationTables).routes.used(route, T0)
-            tx.table(MediationTables).routes.find(TENANT, "did:x:2")
-            tx.table(MediationTables).routes.add_keys(route, ["did:key:z6MkX"])
-            tx.table(MediationTables).routes.resolve(TENANT, "did:key:z6MkX")
-            tx.table(MediationTables).routes.remove_attached(mailbox.no)
-            tx.table(MediationTables).routes.of(connection, 0, ALL)
-            tx.table(MediationTables).routes.count(connection)
-            tx.table(MediationTables).routes.attached(TENANT, ALL)
-            tx.table(MediationTables).routes.remove(route)
-            tx.table(MediationTables).connections.remove(connection)
-            tx.table(MediationTables).invitations.put(Invitation("i", TENANT, "k", b"", "", T0))
-            tx.table(MediationTables).invitations.get("i")
-            tx.table(MediationTables).invitations.keyed("k")
-            tx.table(MediationTables).invitations.list(TENANT, ALL)
-            tx.table(MediationTables).invitations.remove(Invitation("i", TENANT, "k", b"", "", T0))
+            tx.table(MediationTransaction).routes.put(route)
+            tx.table(MediationTransaction).routes.put(route)
+            tx.table(MediationTransaction).routes.used(route, T0)
+            tx.table(MediationTransaction).routes.find(TENANT, "did:x:2")
+            tx.table(MediationTransaction).routes.add_keys(route, ["did:key:z6MkX"])
+            tx.table(MediationTransaction).routes.resolve(TENANT, "did:key:z6MkX")
+            tx.table(MediationTransaction).routes.remove_attached(mailbox.no)
+            tx.table(MediationTransaction).routes.of(connection, 0, ALL)
+            tx.table(MediationTransaction).routes.count(connection)
+            tx.table(MediationTransaction).routes.attached(TENANT, ALL)
+            tx.table(MediationTransaction).routes.remove(route)
+            tx.table(MediationTransaction).connections.remove(connection)
+            tx.table(MediationTransaction).invitations.put(Invitation("i", TENANT, "k", b"", "", T0))
+            tx.table(MediationTransaction).invitations.get("i")
+            tx.table(MediationTransaction).invitations.keyed("k")
+            tx.table(MediationTransaction).invitations.list(TENANT, ALL)
+            tx.table(MediationTransaction).invitations.remove(Invitation("i", TENANT, "k", b"", "", T0))
             tx.messages.addressed(mailbox, "r", -1, ALL, ALL, T0)
             tx.messages.newest(mailbox, Filter(recipient="r"), 1, 1, T0)
             tx.messages.held_for(mailbox, "r")
@@ -232,17 +232,17 @@ def assert_goes_by_index(store: SqliteStore, sql: str, *limited: str) -> None:
 def test_dids_registered_before_are_found_by_their_keys(open_store, take_back):
     old = "did:peer:2.Ez6LSone.Ez6LStwo.Vz6Mkthree.EzDnaother.SeyJ0IjoiZG0ifQ"
     with contextlib.closing(open_store()) as store, store.transaction() as tx:
-        connection = tx.table(MediationTables).connections.add(
+        connection = tx.table(MediationTransaction).connections.add(
             NewConnection(TENANT, Generation.V2, old, "did:x:me", (old,), T0)
         )
         for number in range(2500):
             did = f"did:peer:2.Ez6LSkey{number}.SeyJ0IjoiZG0ifQ"
-            tx.table(MediationTables).routes.put(Route(TENANT, did, "a", 1, connection.no, T0, T0))
+            tx.table(MediationTransaction).routes.put(Route(TENANT, did, "a", 1, connection.no, T0, T0))
         for did in (old, "did:key:z6MkX", "did:peer:4zQm", "did:web:Ez6LSweb.example"):
-            tx.table(MediationTables).routes.put(Route(TENANT, did, "a", 1, connection.no, T0, T0))
+            tx.table(MediationTransaction).routes.put(Route(TENANT, did, "a", 1, connection.no, T0, T0))
     take_back(NAMES.index("0019_route_keys"))
     with contextlib.closing(open_store()) as store, store.transaction() as tx:
-        routes = tx.table(MediationTables).routes
+        routes = tx.table(MediationTransaction).routes
         for name in ("z6LSone", "z6LStwo", "z6Mkthree"):
             assert routes.resolve(TENANT, f"did:key:{name}").key == old
         assert all(routes.resolve(TENANT, f"did:key:z6LSkey{number}") for number in range(2500))
@@ -280,7 +280,7 @@ def test_a_batch_of_an_earlier_version_is_not_confirmed(open_store, database):
     """Wallets rejected the ids that were in it, and nothing was kept of that."""
     peer = NewConnection(TENANT, Generation.V1, "did:sov:peer", "did:web:me", ("caller",), T0)
     with contextlib.closing(open_store()) as store, store.transaction() as tx:
-        connection = tx.table(MediationTables).connections.add(peer)
+        connection = tx.table(MediationTransaction).connections.add(peer)
     with database[1]:
         (state,) = database[1].execute_sql("SELECT state FROM connection").fetchone()
         kept = orjson.loads(bytes(state))
@@ -289,4 +289,4 @@ def test_a_batch_of_an_earlier_version_is_not_confirmed(open_store, database):
             f"UPDATE connection SET state = {database[1].param}", (orjson.dumps(kept | {"handed": [0, 1]}),)
         )
     with contextlib.closing(open_store()) as store, store.reading() as tx:
-        assert tx.table(MediationTables).connections.get(connection.no) == connection
+        assert tx.table(MediationTransaction).connections.get(connection.no) == connection

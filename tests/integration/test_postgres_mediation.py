@@ -17,9 +17,8 @@ from mediator.store.base import Store
 from pickup.rules import connecting, forwarding, granting, message_queue, names
 from pickup.rules.forwarding import Forward
 from pickup.rules.granting import KeylistResult, KeylistUpdate
-from pickup.rules.ports import MediationTransaction
 from pickup.rules.records import Connection, Generation, Invitation, MediationRules, NewConnection
-from pickup.tables import MediationTables
+from pickup.rules.tables import MediationTransaction
 from tests.harness.stores import within
 from tests.integration.test_postgres_store import (
     ALL,
@@ -50,10 +49,10 @@ def key(number: int) -> str:
 def again(store: Store, work: Callable[[MediationTransaction], object], *places: MailboxKey) -> object:
     """Run a verb as the writer does: once more when it lost a race."""
     try:
-        with within(store.transaction(places), MediationTables) as tx:
+        with within(store.transaction(places), MediationTransaction) as tx:
             return work(tx)
     except UnavailableError:
-        with within(store.transaction(places), MediationTables) as tx:
+        with within(store.transaction(places), MediationTransaction) as tx:
             return work(tx)
 
 
@@ -62,7 +61,7 @@ def peer(*callers: str, invitation: str | None = None) -> NewConnection:
 
 
 def enroll(store: Store, caller: str) -> Connection:
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         connection = connecting.connect(tx, RULES, peer(caller), NOW)
         return granting.grant(tx, BOUNDS, os.urandom, RULES, connection, NOW)
 
@@ -81,7 +80,7 @@ def test_a_peer_connecting_at_all_instances_is_one(store, instances):
             )
         )
         assert len({connection.no for connection in found}) == 1
-        with within(store.reading(), MediationTables) as tx:
+        with within(store.reading(), MediationTransaction) as tx:
             assert tx.connections.count(TENANT) == turn + 1
             kept = tx.connections.called(TENANT, f"a{turn}")
             assert kept == tx.connections.called(TENANT, f"b{turn}")
@@ -90,17 +89,17 @@ def test_a_peer_connecting_at_all_instances_is_one(store, instances):
 
 @pytest.mark.rule("D7", "D8")
 def test_changes_of_several_instances_are_all_kept(store, instances):
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         connection = connecting.connect(tx, RULES, peer("c"), NOW)
 
     def change(number: int) -> None:
         for turn in range(30):
-            with within(instances[number].transaction(), MediationTables) as tx:
+            with within(instances[number].transaction(), MediationTransaction) as tx:
                 found = tx.connections.get(connection.no) if turn % 2 else tx.connections.called(TENANT, "c")
                 tx.connections.save(replace(found, handed=(*found.handed, 100 * number + turn)))
 
     together(*(lambda number=number: change(number) for number in range(INSTANCES)))
-    with within(store.reading(), MediationTables) as tx:
+    with within(store.reading(), MediationTransaction) as tx:
         handed = tx.connections.get(connection.no).handed
     assert sorted(handed) == [100 * number + turn for number in range(INSTANCES) for turn in range(30)]
 
@@ -119,16 +118,16 @@ def wait_for_a_lock(url: str) -> None:
 
 @pytest.mark.rule("D8")
 def test_a_caller_that_moves_meanwhile_is_found_where_it_is(url, store, instances):
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         old, new = (connecting.connect(tx, RULES, peer(*callers), NOW) for callers in (("a", "c"), ("b",)))
     found: list[Connection] = []
 
     def look() -> None:
-        with within(instances[0].transaction(), MediationTables) as tx:
+        with within(instances[0].transaction(), MediationTransaction) as tx:
             found.append(tx.connections.called(TENANT, "c"))
 
     looker = threading.Thread(target=look, daemon=True)
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         tx.connections.save(replace(old, callers=("a",)))
         tx.connections.save(replace(new, callers=("b", "c")))
         looker.start()
@@ -143,18 +142,18 @@ def test_a_connection_ends_while_its_mailbox_is_locked(url, store, instances):
     ended: list[None] = []
 
     def end() -> None:
-        with within(instances[0].transaction(), MediationTables) as tx:
+        with within(instances[0].transaction(), MediationTransaction) as tx:
             ended.append(connecting.disconnect(tx, holder, NOW))
 
     ender = threading.Thread(target=end, daemon=True)
-    with within(store.transaction([holder.place]), MediationTables) as tx:
+    with within(store.transaction([holder.place]), MediationTransaction) as tx:
         ender.start()
         wait_for_a_lock(url)
         # Who waits for the mailbox has not locked the connection, or neither would ever go on.
         tx.connections.save(replace(tx.connections.get(holder.no), handed=(1,)))
     ender.join(DEADLINE)
     assert ended == [None]
-    with within(store.reading(), MediationTables) as tx:
+    with within(store.reading(), MediationTransaction) as tx:
         assert tx.connections.called(TENANT, "c") is None
 
 
@@ -172,7 +171,7 @@ def test_a_key_that_several_peers_want_at_once_is_given_to_one(store, instances)
     together(*(lambda number=number: want(number) for number in range(INSTANCES)))
     for outcome in zip(*results.values(), strict=True):
         assert Counter(outcome) == {KeylistResult.SUCCESS: 1, KeylistResult.CLIENT_ERROR: INSTANCES - 1}
-    with within(store.reading(), MediationTables) as tx:
+    with within(store.reading(), MediationTransaction) as tx:
         for number, connection in enumerate(peers):
             mine = [route.key for route in tx.routes.of(connection, 0, ALL)]
             assert len(mine) == tx.routes.count(connection) == results[number].count(KeylistResult.SUCCESS)
@@ -182,14 +181,14 @@ def test_a_key_that_several_peers_want_at_once_is_given_to_one(store, instances)
 def test_a_pending_forward_does_not_restore_a_removed_key(store, instances):
     holder = enroll(store, "c")
     first, second = instances[:2]
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         granting.update_keylist(tx, RULES, holder, [KeylistUpdate(key(1), "add")], frozenset(), NOW)
-    with within(first.transaction(), MediationTables) as tx:
+    with within(first.transaction(), MediationTransaction) as tx:
         route = tx.routes.find(TENANT, key(1))
-        with within(second.transaction(), MediationTables) as other:
+        with within(second.transaction(), MediationTransaction) as other:
             granting.update_keylist(other, RULES, holder, [KeylistUpdate(key(1), "remove")], frozenset(), NOW)
         tx.routes.used(route, NOW + 1)
-    with within(store.reading(), MediationTables) as tx:
+    with within(store.reading(), MediationTransaction) as tx:
         assert tx.routes.find(TENANT, key(1)) is None
         assert tx.routes.count(holder) == 0
 
@@ -198,7 +197,7 @@ def test_a_pending_forward_does_not_restore_a_removed_key(store, instances):
 def test_forwards_pickups_and_keylists_do_not_deadlock(store, instances):
     peers = [enroll(store, f"c{number}") for number in range(3)]
     places = [(TENANT, connection.address) for connection in peers]
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         for number, connection in enumerate(peers):
             granting.update_keylist(tx, RULES, connection, [KeylistUpdate(key(number), "add")], frozenset(), NOW)
 
@@ -207,7 +206,7 @@ def test_forwards_pickups_and_keylists_do_not_deadlock(store, instances):
         for _ in range(60):
             chosen = chance.sample(range(3), 3)
             # A day later each time, so that the use of the routes is noted as well.
-            with within(instances[number].transaction([places[one] for one in chosen]), MediationTables) as tx:
+            with within(instances[number].transaction([places[one] for one in chosen]), MediationTransaction) as tx:
                 for one in chosen:
                     request = Forward(TENANT, (key(one),), (b"x" * 10,))
                     outcome = forwarding.forward(tx, BOUNDS, QUOTAS, RULES, request, NOW + number)
@@ -219,7 +218,7 @@ def test_forwards_pickups_and_keylists_do_not_deadlock(store, instances):
         chance = random.Random(number)
         for turn in range(60):
             chosen = chance.sample(range(3), 3)
-            with within(instances[number].transaction([places[one] for one in chosen]), MediationTables) as tx:
+            with within(instances[number].transaction([places[one] for one in chosen]), MediationTransaction) as tx:
                 for one in chosen:
                     connection = connecting.note_use(tx, peers[one], NOW + turn * 3_600_000)
                     settled = message_queue.confirm_batch(tx, connection, NOW)
@@ -234,7 +233,7 @@ def test_forwards_pickups_and_keylists_do_not_deadlock(store, instances):
         *(lambda number=number: sender(number) for number in (0, 1)),
         *(lambda number=number: holder(number) for number in (2, 3)),
     )
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         for number, connection in enumerate(peers):
             mailbox = tx.mailboxes.find(*places[number])
             left = tx.messages.addressed(mailbox, key(number), -1, ALL, ALL, NOW)
@@ -248,28 +247,28 @@ def test_forwards_pickups_and_keylists_do_not_deadlock(store, instances):
 def test_a_mailbox_that_is_deleted_meanwhile_takes_no_forward(store, instances):
     for turn in range(20):
         holder = enroll(store, f"c{turn}")
-        with within(store.transaction(), MediationTables) as tx:
+        with within(store.transaction(), MediationTransaction) as tx:
             granting.update_keylist(tx, RULES, holder, [KeylistUpdate(key(turn), "add")], frozenset(), NOW)
         queued: list[int] = []
 
         def send(number: int, turn: int = turn, queued: list[int] = queued) -> None:
             request = Forward(TENANT, (key(turn),), (b"x",))
-            with within(instances[number].transaction(), MediationTables) as tx:
+            with within(instances[number].transaction(), MediationTransaction) as tx:
                 queued.append(forwarding.forward(tx, BOUNDS, QUOTAS, RULES, request, NOW).queued)
 
         def end(holder: Connection = holder) -> None:
-            with within(instances[3].transaction(), MediationTables) as tx:
+            with within(instances[3].transaction(), MediationTransaction) as tx:
                 creating.delete(tx, TENANT, holder.address, NOW)
-            with within(instances[3].transaction(), MediationTables) as tx:
+            with within(instances[3].transaction(), MediationTransaction) as tx:
                 while collecting.retired_mailboxes(tx, NOW, 100).total:
                     pass
 
         together(*(lambda number=number: send(number) for number in range(3)), end)
-        with within(store.transaction(), MediationTables) as tx:
+        with within(store.transaction(), MediationTransaction) as tx:
             granted = granting.grant(tx, BOUNDS, os.urandom, RULES, holder, NOW)
             assert granted.mailbox_no != holder.mailbox_no
             assert tx.routes.find(TENANT, key(turn)).mailbox_no == granted.mailbox_no
-        with within(store.transaction(), MediationTables) as tx:
+        with within(store.transaction(), MediationTransaction) as tx:
             request = Forward(TENANT, (key(turn),), (b"x",))
             assert forwarding.forward(tx, BOUNDS, QUOTAS, RULES, request, NOW).queued == 1
             assert message_queue.status(tx, granted, key(turn), NOW).count == 1
@@ -278,13 +277,13 @@ def test_a_mailbox_that_is_deleted_meanwhile_takes_no_forward(store, instances):
 @pytest.mark.rule("D8")
 def test_an_invitation_for_one_lets_one_in(store, instances):
     for turn in range(10):
-        with within(store.transaction(), MediationTables) as tx:
+        with within(store.transaction(), MediationTransaction) as tx:
             tx.invitations.put(Invitation(f"i{turn}", TENANT, "k", b"", "", NOW, max_uses=1))
         came: list[int] = []
 
         def come(number: int, turn: int = turn, came: list[int] = came) -> None:
             try:
-                with within(instances[number].transaction(), MediationTables) as tx:
+                with within(instances[number].transaction(), MediationTransaction) as tx:
                     connecting.connect(tx, RULES, peer(f"c{turn}.{number}", invitation=f"i{turn}"), NOW)
             except NoSuchInvitationError:
                 return
@@ -292,5 +291,5 @@ def test_an_invitation_for_one_lets_one_in(store, instances):
 
         together(*(lambda number=number: come(number) for number in range(INSTANCES)))
         assert len(came) == 1
-        with within(store.reading(), MediationTables) as tx:
+        with within(store.reading(), MediationTransaction) as tx:
             assert tx.invitations.get(f"i{turn}").uses == 1

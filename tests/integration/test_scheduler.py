@@ -16,7 +16,7 @@ from mediator.mailboxes.querying import Query
 from mediator.mailboxes.sending import Send
 from mediator.store.opening import database_path
 from mediator.store.sqlite import SqliteStore
-from pickup.tables import MediationTables
+from pickup.rules.tables import MediationTransaction
 from tests.harness.clock import ShiftedClock
 from tests.harness.core import BOX, HOUR, MINUTE, SECOND, TENANT, Core, core
 from tests.harness.stores import migrated
@@ -162,7 +162,9 @@ async def test_envelopes_are_forgotten_when_their_time_is_over(tmp_path: Path) -
         for number, left in enumerate((10 * MINUTE, 10 * MINUTE, HOUR)):
             until, mark = home.clock() + left, bytes([number])
             assert await home.broker.write(
-                lambda tx, _now, mark=mark, until=until: tx.table(MediationTables).replays.add(b"s", mark, until, 9)
+                lambda tx, _now, mark=mark, until=until: tx.table(MediationTransaction).replays.add(
+                    b"s", mark, until, 9
+                )
             )
         home.clock.ahead = 30 * MINUTE
         await home.ask("cleanup")

@@ -12,7 +12,7 @@ PACKAGES = ("mediator", "pickup", "pipeline", "registry")
 
 RULES = ("mediator/mailboxes", "pickup/rules", "registry/records.py", "registry/rules.py")
 OUTSIDE_WORLD = {"time", "datetime", "random", "secrets", "os", "asyncio", "threading", "socket", "pathlib", "sqlite3"}
-LIBRARIES = {"mediator/mailboxes/rows.py": {"orjson"}}
+LIBRARIES = {"mediator/mailboxes/rows.py": {"orjson"}, "pickup/rules/tables.py": {"orjson"}}
 """What a module beside the rules may use all the same: rows hold a little JSON."""
 
 

@@ -3,7 +3,7 @@
 from mediator.store.writer import Committed
 from pickup.broker import MAX_CALLERS, CallerCache
 from pickup.rules.records import Connection, Generation
-from pickup.tables import CONNECTIONS
+from pickup.rules.tables import CONNECTIONS
 
 
 def connection(no: int, *callers: str) -> Connection:

@@ -25,7 +25,7 @@ from pickup.envelope.reading import V1Envelope, read
 from pickup.envelope.v1 import V1Library
 from pickup.rules.names import canonical, from_verkey, unbase58
 from pickup.rules.records import Generation, Invitation, MediationRules, NewConnection, StoredIdentity
-from pickup.tables import MediationTables
+from pickup.rules.tables import MediationTransaction
 from tests.harness.old_identity import OLD_DID, OLD_SECRET, OLD_URL
 from tests.harness.stores import ram_store
 
@@ -58,7 +58,7 @@ async def opened(broker: Broker, url: str = URL, tenants: tuple[str, ...] = (TEN
 
 
 async def kept(broker: Broker) -> list[StoredIdentity]:
-    return await broker.read(lambda tx, _now: tx.table(MediationTables).identities.all())
+    return await broker.read(lambda tx, _now: tx.table(MediationTransaction).identities.all())
 
 
 async def test_a_restart_finds_the_same_identity(broker: Counting) -> None:
@@ -141,7 +141,7 @@ async def test_the_v2_did_is_of_the_form_that_all_readers_match(broker: Counting
 async def test_an_old_database_is_shown_in_the_new_form(broker: Counting) -> None:
     def add(tx: Transaction, _now: int) -> None:
         stored = Vault(KEY).seal(OLD_SECRET)
-        tx.table(MediationTables).identities.add(TENANT, stored, (OLD_DID,), 0)
+        tx.table(MediationTransaction).identities.add(TENANT, stored, (OLD_DID,), 0)
 
     await broker.write(add)
     identities = await opened(broker, OLD_URL)
@@ -233,10 +233,10 @@ async def test_the_v1_key_is_the_seed_of_its_name(broker: Counting) -> None:
 async def test_an_invitations_key_opens_while_the_invitation_is_there(broker: Counting) -> None:
     identities = await opened(broker)
     invitation = Invitation("i", "acme", INVITED, Vault(KEY).seal(SEED), "label", 0)
-    await broker.write(lambda tx, _now: tx.table(MediationTables).invitations.put(invitation))
+    await broker.write(lambda tx, _now: tx.table(MediationTransaction).invitations.put(invitation))
     assert await identities.seed(INVITED) == SEED
     assert await identities.tenant_of(INVITED) == "acme"
-    await broker.write(lambda tx, _now: tx.table(MediationTables).invitations.remove(invitation))
+    await broker.write(lambda tx, _now: tx.table(MediationTransaction).invitations.remove(invitation))
     assert await identities.seed(INVITED) is None
     with pytest.raises(EnvelopeError):
         await identities.tenant_of(INVITED)
@@ -394,7 +394,7 @@ async def test_the_long_form_of_whoever_is_connected(broker: Counting) -> None:
     short = canonical(long) or ""
     assert await identities.long_form(short) is None
     new = NewConnection(TENANT, Generation.V2, long, identities.current(TENANT).v2_did, (short,), 0)
-    await broker.write(lambda tx, _now: tx.table(MediationTables).connections.add(new))
+    await broker.write(lambda tx, _now: tx.table(MediationTransaction).connections.add(new))
     assert await identities.long_form(short) == long
 
 

@@ -12,7 +12,7 @@ from pickup.protocols import handshakes
 from pickup.protocols.handshakes import refuse_invitation as received
 from pickup.protocols.handshakes import reuse
 from pickup.rules.records import Invitation
-from pickup.tables import MediationTables
+from pickup.rules.tables import MediationTransaction
 from tests.harness.handshaking import Peer, Setup, exchange, only, setup
 
 
@@ -49,7 +49,7 @@ async def test_a_connection_without_invitation_gets_the_reused_one(door: Setup) 
     peer = await connected(door, first)
     before = await door.kept(peer.key)
     alone = replace(before, invitation=None)
-    await door.context.mediation.write(lambda tx, _now: tx.table(MediationTables).connections.save(alone))
+    await door.context.mediation.write(lambda tx, _now: tx.table(MediationTransaction).connections.save(alone))
 
     for _ in range(2):
         await reuse(await door.call(reusing(second.id), peer.key, second.key))

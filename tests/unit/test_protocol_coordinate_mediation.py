@@ -5,7 +5,7 @@ import pytest
 from mediator.mailboxes.bounds import DAY
 from pickup.message import DIDCOMM, OLD
 from pickup.rules.records import Generation, Invitation, MediationRules, Policy
-from pickup.tables import MediationTables
+from pickup.rules.tables import MediationTransaction
 from tests.harness.broker import TENANT
 from tests.harness.mediation import key
 from tests.harness.protocols import OURS, PUBLIC_URL, V1, V2, V2_DID, Answer, Door, Json, Peer, base58, open_door
@@ -129,7 +129,7 @@ async def test_who_is_on_the_list_is_granted() -> None:
 async def test_a_v2_peer_names_its_invitation_as_parent_thread() -> None:
     async with open_door(MediationRules(policy=Policy.INVITATION)) as door:
         invitation = Invitation("welcome", TENANT, key(900), b"", "", door.now, max_uses=1)
-        await door.broker.write(lambda tx, _now: tx.table(MediationTables).invitations.put(invitation))
+        await door.broker.write(lambda tx, _now: tx.table(MediationTransaction).invitations.put(invitation))
         first, second = await door.connect(1, V2), await door.connect(2, V2)
         for _ in range(2):
             assert (await first.ask(THREE.type("mediate-request"), pthid="welcome")).name == "mediate-grant"
@@ -200,7 +200,7 @@ async def test_anothers_sealing_key_cannot_be_registered(door: Door, version: Ve
 async def test_a_key_of_the_mediator_cannot_be_registered(door: Door, version: Version) -> None:
     peer = await holder(door, version)
     invited = Invitation("i", "another tenant", OTHER, b"", "", door.now)
-    await door.broker.write(lambda tx, _now: tx.table(MediationTables).invitations.put(invited))
+    await door.broker.write(lambda tx, _now: tx.table(MediationTransaction).invitations.put(invited))
     ours = [OURS, base58(1000), f"{OURS}#z6Mk", V2_DID, OTHER]
     wishes = [(one, "add") for one in ours]
     assert await version.results(peer, *wishes, (HELD, "add")) == ["client_error"] * len(ours) + ["success"]

@@ -11,7 +11,7 @@ from pickup.dispatcher import Dispatcher
 from pickup.rules import replays
 from pickup.rules.records import Generation
 from pickup.rules.replays import KEPT, SeenEnvelope
-from pickup.tables import MediationTables
+from pickup.rules.tables import MediationTransaction
 from tests.harness.broker import TENANT
 from tests.harness.mediation import key
 from tests.harness.protocols import V2, Answer, Door, Peer, Wire
@@ -28,12 +28,12 @@ def made(mark: str = "a", **more: Any) -> SeenEnvelope:
 
 def take(store: Store, envelope: SeenEnvelope, now: int = NOW) -> bool:
     """Take an envelope; True when it was new."""
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         return replays.once(tx, envelope, lambda: None, now) is not None
 
 
 def collect(store: Store, now: int) -> int:
-    with within(store.transaction(), MediationTables) as tx:
+    with within(store.transaction(), MediationTransaction) as tx:
         return replays.forget(tx, now, 1000)
 
 
@@ -51,7 +51,7 @@ def test_what_is_refused_may_be_tried_again() -> None:
     def refuse() -> None:
         raise BadRequestError("field", "is wrong")
 
-    with within(store.transaction(), MediationTables) as tx, pytest.raises(BadRequestError):
+    with within(store.transaction(), MediationTransaction) as tx, pytest.raises(BadRequestError):
         replays.once(tx, made(), refuse, NOW)
     assert take(store, made())
 
@@ -199,7 +199,7 @@ async def test_who_has_left_is_not_brought_back(door: Door) -> None:
     no = (await peer.connected()).no
 
     def leave(tx: Any, _now: int) -> None:
-        tx.table(MediationTables).connections.remove(tx.table(MediationTables).connections.get(no))
+        tx.table(MediationTransaction).connections.remove(tx.table(MediationTransaction).connections.get(no))
 
     await door.broker.write(leave)
     assert [one.name for one in await played_again(door, peer)] == ["mediate-deny"]

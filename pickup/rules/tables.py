@@ -1,19 +1,20 @@
 """The tables of mediation in SQL: connections, routes, invitations, identities, replays, access lists, use.
 
 Locks on PostgreSQL: mailboxes come before connections, both in order of their numbers where there are several. Routes
-are not locked by a look, since every forward looks; what changes one says whose it believes it to be.
+are not locked by a look, since every forward looks; what changes one says whose it believes it to be. So a change of a
+mailbox and a connection names the place of the mailbox when the transaction begins.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
 from mediator.errors import UnavailableError
 from mediator.mailboxes.rows import Row
 from mediator.mailboxes.session import Session, Table, chunks, table
-from pickup.rules.ports import ConnectionCursor, ConnectionRow, MediationTransaction
+from mediator.mailboxes.transaction import Transaction
 from pickup.rules.records import (
     TRAFFIC,
     AccessRule,
@@ -35,13 +36,37 @@ ATTACHED = 0
 """The connection of routes that have none; numbers begin at 1."""
 
 
+class ConnectionCursor(NamedTuple):
+    """The position of a connection in the order of when they were last seen."""
+
+    seen_at: int
+    no: int
+
+
+class ConnectionRow(NamedTuple):
+    """What connections are compared by; times are 0 where there was nothing."""
+
+    no: int
+    label: str
+    seen_at: int
+    """When it was last in use, or was made; what was counted in the last minute may be missing."""
+    address: str
+    """That of its mailbox, empty without one."""
+    messages: int
+    bytes: int
+    oldest_at: int
+    """When the message came that waits longest."""
+
+
 class Connections(Table):
-    """See :class:`pickup.rules.ports.Connections`."""
+    """The connections of all tenants."""
 
     def get(self, no: int) -> Connection | None:
+        """Return a connection, locked until the transaction ends."""
         return self._first("no = ?", no)
 
     def called(self, tenant: str, caller: str) -> Connection | None:
+        """Return the connection whose envelopes this canonical key or DID seals, locked."""
         wanted = "no = (SELECT connection_no FROM caller WHERE tenant = ? AND name = ?)"
         connection = self._first(wanted, tenant, caller)
         if connection is not None and caller not in connection.callers:
@@ -50,6 +75,7 @@ class Connections(Table):
         return connection
 
     def of_mailbox(self, mailbox_no: int) -> Connection | None:
+        """Return the connection that was granted the mailbox."""
         row = self._session.first(f"{_CONNECTION} WHERE mailbox_no = ?", (mailbox_no,))
         return None if row is None else _connection(row)
 
@@ -58,6 +84,7 @@ class Connections(Table):
         return None if row is None else _connection(row)
 
     def add(self, new: NewConnection) -> Connection | None:
+        """Add a connection; None when another connection has one of its callers by now."""
         connection = Connection(no=0, **asdict(new))
         no = self._session.one(
             "INSERT INTO connection (tenant, state) VALUES (?, ?) RETURNING no", (new.tenant, _state(connection))
@@ -85,6 +112,10 @@ class Connections(Table):
         self._session.changed.add((CONNECTIONS, no))
 
     def save(self, connection: Connection) -> None:
+        """Save the connection with its callers; does nothing when it was removed.
+
+        Raises :class:`UnavailableError` when another connection has one of its callers by now; a retry finds it.
+        """
         self._changed(connection.no)
         kept = self._session.first(
             "UPDATE connection SET mailbox_no = ?, seen_at = ?, state = ? WHERE no = ? RETURNING tenant",
@@ -101,6 +132,7 @@ class Connections(Table):
             raise UnavailableError("another connection has the caller")
 
     def remove(self, connection: Connection) -> None:
+        """Remove a connection with its callers and its routes; its mailbox stays."""
         self._changed(connection.no)
         removed = self._session.dialect.execute("DELETE FROM connection WHERE no = ? RETURNING no", (connection.no,))
         if removed:
@@ -111,14 +143,17 @@ class Connections(Table):
         self._session.dialect.execute("DELETE FROM connection_use WHERE connection_no = ?", (connection.no,))
 
     def list(self, tenant: str, after: int, limit: int) -> list[Connection]:
+        """Return connections of a tenant behind a number, in order."""
         sql = f"{_CONNECTION} WHERE tenant = ? AND no > ? ORDER BY no LIMIT ?"
         return [_connection(row) for row in self._session.dialect.execute(sql, (tenant, after, limit))]
 
     def newest(self, tenant: str, limit: int) -> Sequence[int]:
+        """Return the numbers of the connections of a tenant that came last, in falling order."""
         sql = "SELECT no FROM connection WHERE tenant = ? ORDER BY no DESC LIMIT ?"
         return [no for (no,) in self._execute(sql, (tenant, limit))]
 
     def named(self, tenant: str, prefix: str, limit: int) -> Sequence[int]:
+        """Return the numbers of connections that have a caller, or a key in the keylist, whose name begins so."""
         # Names are of ASCII, so the range ends behind all that begin so.
         parameters = tenant, prefix, f"{prefix}\x7f", limit
         found = [
@@ -132,6 +167,7 @@ class Connections(Table):
         return list(dict.fromkeys(no for rows in found for (no,) in rows))[:limit]
 
     def survey(self, numbers: Sequence[int]) -> Sequence[ConnectionRow]:
+        """Return what these connections are compared by, of those that are there, in no order."""
         found = self._for_each(
             "SELECT connection.no, state, connection.seen_at, coalesce(used.seen_at, 0), mailbox.no, address, messages,"
             " bytes, (SELECT created_at FROM message WHERE message.mailbox_no = mailbox.no ORDER BY msg_id LIMIT 1)"
@@ -152,25 +188,30 @@ class Connections(Table):
         return rows
 
     def unseen(self, since: int, after: ConnectionCursor, limit: int) -> Sequence[Connection]:
+        """Return connections of all tenants last seen at ``since`` or before, behind a place, in order of places."""
         sql = f"{_CONNECTION} WHERE seen_at <= ? AND (seen_at, no) > (?, ?) ORDER BY seen_at, no LIMIT ?"
         return [_connection(row) for row in self._session.dialect.execute(sql, (since, *after, limit))]
 
     def count(self, tenant: str) -> int:
+        """Count the connections of a tenant; the time grows with their number."""
         return int(self._session.one("SELECT count(*) FROM connection WHERE tenant = ?", (tenant,))[0])
 
     def about(self, tenant: str) -> int:
+        """Return about how many; recent changes of other instances may be missing."""
         # Whoever connects asks, and on PostgreSQL counting a hundred thousand takes 60 ms.
         return self._session.count((CONNECTIONS, tenant), lambda: self.count(tenant))
 
 
 class Routes(Table):
-    """See :class:`pickup.rules.ports.Routes`."""
+    """The keylists of all connections, and the keys that operators attached (D8, D11)."""
 
     def find(self, tenant: str, key: str) -> Route | None:
+        """Return where mail for a canonical key goes."""
         row = self._session.first(f"{_ROUTE} WHERE tenant = ? AND key = ?", (tenant, key))
         return None if row is None else _route(row)
 
     def resolve(self, tenant: str, name: str) -> Route | None:
+        """Do as :meth:`find`, and for a key without a route return that of the DID it is inside of, the oldest one."""
         found = self.find(tenant, name)
         if found is None:
             # Only the route that has had the key the longest.
@@ -183,6 +224,7 @@ class Routes(Table):
         return found
 
     def add_keys(self, route: Route, keys: Sequence[str]) -> None:
+        """Let the canonical keys inside the DID of a route lead to it too, until it is removed."""
         for key in keys:
             self._session.dialect.execute(
                 "INSERT INTO route_key (tenant, key, created_at, route) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING",
@@ -190,6 +232,10 @@ class Routes(Table):
             )
 
     def put(self, route: Route) -> None:
+        """Save a route, new or changed.
+
+        Raises :class:`UnavailableError` when another connection has it by now; a retry finds it.
+        """
         holder = _holder(route)
         added = self._session.first(
             "INSERT INTO route (tenant, key, address, mailbox_no, connection_no, created_at, used_at)"
@@ -208,12 +254,14 @@ class Routes(Table):
             raise UnavailableError("another connection has the key")
 
     def used(self, route: Route, at: int) -> None:
+        """Note that mail came for a route, unless it leads to another mailbox by now; it is not locked."""
         self._session.dialect.execute(
             "UPDATE route SET used_at = ? WHERE tenant = ? AND key = ? AND mailbox_no = ?",
             (at, route.tenant, route.key, route.mailbox_no),
         )
 
     def remove(self, route: Route) -> None:
+        """Remove a route, if it is still of the same connection."""
         removed = self._session.first(
             "DELETE FROM route WHERE tenant = ? AND key = ? AND connection_no = ? RETURNING connection_no",
             (route.tenant, route.key, _holder(route)),
@@ -229,25 +277,30 @@ class Routes(Table):
             self._session.dialect.execute("UPDATE connection SET routes = routes + ? WHERE no = ?", (by, holder))
 
     def of(self, connection: Connection, offset: int, limit: int) -> list[Route]:
+        """Return routes of a connection in order of creation, then key."""
         sql = f"{_ROUTE} WHERE connection_no = ? AND tenant = ? ORDER BY created_at, key LIMIT ? OFFSET ?"
         rows = self._session.dialect.execute(sql, (connection.no, connection.tenant, limit, offset))
         return [_route(row) for row in rows]
 
     def count(self, connection: Connection) -> int:
+        """Return how many routes a connection has, without reading them all."""
         row = self._session.first("SELECT routes FROM connection WHERE no = ?", (connection.no,))
         return 0 if row is None else int(row[0])
 
     def last_used(self, connection: Connection) -> int:
+        """Return when mail last came for a key of a connection, or a key was registered; 0 without keys."""
         sql = "SELECT coalesce(max(used_at), 0) FROM route WHERE connection_no = ? AND tenant = ?"
         return int(self._session.one(sql, (connection.no, connection.tenant))[0])
 
     def remove_attached(self, mailbox_no: int) -> None:
+        """Forget the keys that an operator attached to a mailbox, which is gone (D11)."""
         # Keys of a connection stay in its keylist, and lead to the mailbox of its next grant.
         of = f"FROM route WHERE mailbox_no = ? AND connection_no = {ATTACHED}"
         self._session.dialect.execute(f"{_FORGET_KEYS} {of})", (mailbox_no,))
         self._session.dialect.execute(f"DELETE {of}", (mailbox_no,))
 
     def attached(self, tenant: str, limit: int) -> list[Route]:
+        """Return the keys that operators attached, in order of creation, then key."""
         sql = f"{_ROUTE} WHERE connection_no = {ATTACHED} AND tenant = ? ORDER BY created_at, key LIMIT ?"
         return [_route(row) for row in self._session.dialect.execute(sql, (tenant, limit))]
 
@@ -308,9 +361,10 @@ def _route(row: Row) -> Route:
 
 
 class Invitations(Table):
-    """See :class:`pickup.rules.ports.Invitations`."""
+    """The invitations of all tenants."""
 
     def get(self, id: str) -> Invitation | None:
+        """Return an invitation, locked until the transaction ends."""
         # A peer may ask with any text, and PostgreSQL ends the transaction of who shows it a NUL.
         if "\0" in id:
             return None
@@ -318,10 +372,12 @@ class Invitations(Table):
         return None if row is None else _invitation(row)
 
     def keyed(self, key: str) -> Invitation | None:
+        """Return the invitation that has the canonical key."""
         row = self._session.first(f"{_INVITATION} WHERE key = ?", (key,))
         return None if row is None else _invitation(row)
 
     def put(self, invitation: Invitation) -> None:
+        """Save an invitation, new or changed."""
         self._session.dialect.execute(
             "INSERT INTO invitation (id, tenant, key, sealed, label, created_at, expire_at, max_uses, uses)"
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET tenant = excluded.tenant,"
@@ -341,15 +397,17 @@ class Invitations(Table):
         )
 
     def remove(self, invitation: Invitation) -> None:
+        """Remove an invitation; connections that came by it stay."""
         self._session.dialect.execute("DELETE FROM invitation WHERE id = ?", (invitation.id,))
 
     def list(self, tenant: str, limit: int) -> list[Invitation]:
+        """Return invitations of a tenant, the newest first."""
         sql = f"{_INVITATION} WHERE tenant = ? ORDER BY created_at DESC, id LIMIT ?"
         return [_invitation(row) for row in self._session.dialect.execute(sql, (tenant, limit))]
 
 
 class Identities(Table):
-    """See :class:`pickup.rules.ports.Identities`."""
+    """The mediator's own keys."""
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
@@ -358,6 +416,7 @@ class Identities(Table):
         """What was current by tenant when this transaction looked: it alone is retired by an :meth:`add`."""
 
     def all(self) -> list[StoredIdentity]:
+        """Return the identities of all tenants, retired ones too, in order of their numbers."""
         sql = "SELECT no, tenant, sealed, dids, created_at, retired_at FROM identity ORDER BY no"
         found = [
             StoredIdentity(no, tenant, sealed, tuple(orjson.loads(dids)), created_at, retired_at)
@@ -368,6 +427,10 @@ class Identities(Table):
         return found
 
     def add(self, tenant: str, sealed: bytes, dids: Sequence[str], now: int) -> StoredIdentity:
+        """Add an identity and retire the tenant's others.
+
+        Raises :class:`UnavailableError` when another instance adds one at the same time; a retry finds it.
+        """
         if not self._looked:
             self.all()
         if tenant in self._current:
@@ -385,6 +448,7 @@ class Identities(Table):
         return StoredIdentity(added[0], tenant, sealed, tuple(dids), now)
 
     def save(self, identity: StoredIdentity) -> None:
+        """Save an identity; one that another instance retired stays retired."""
         self._session.dialect.execute(
             "UPDATE identity SET tenant = ?, sealed = ?, dids = ?, created_at = ?,"
             " retired_at = coalesce(retired_at, ?) WHERE no = ?",
@@ -408,16 +472,19 @@ def _invitation(row: Row) -> Invitation:
 
 
 class AccessRules(Table):
-    """See :class:`pickup.rules.ports.AccessRules`."""
+    """The operator's allow and deny lists; a name is on one of them at most."""
 
     def all(self) -> list[AccessRule]:
+        """Return both lists, the oldest first."""
         rows = self._execute("SELECT name, verdict, note, created_at FROM access_rule ORDER BY created_at, name")
         return [AccessRule(name, Verdict(verdict), orjson.loads(note), at) for name, verdict, note, at in rows]
 
     def count(self) -> int:
+        """Return how many names they have."""
         return int(self._session.one("SELECT count(*) FROM access_rule")[0])
 
     def put(self, rule: AccessRule) -> None:
+        """Put a name on a list, and take it off the other."""
         self._execute(
             "INSERT INTO access_rule (name, verdict, note, created_at) VALUES (?, ?, ?, ?) ON CONFLICT (name)"
             " DO UPDATE SET verdict = excluded.verdict, note = excluded.note, created_at = excluded.created_at",
@@ -425,6 +492,7 @@ class AccessRules(Table):
         )
 
     def remove(self, name: str, verdict: Verdict) -> bool:
+        """Take a name off a list; False when it is not there."""
         return bool(
             self._execute(
                 "DELETE FROM access_rule WHERE name = ? AND verdict = ? RETURNING name", (name, verdict.value)
@@ -433,9 +501,13 @@ class AccessRules(Table):
 
 
 class Replays(Table):
-    """See :class:`pickup.rules.ports.Replays`."""
+    """Envelopes that were handled already, by any instance (D13)."""
 
     def add(self, sender: bytes, mark: bytes, until: int, limit: int) -> bool:
+        """Store an envelope of a sender; False when it is stored already.
+
+        The newest ``limit`` of each sender are kept, until :meth:`collect` after ``until``.
+        """
         # Where another instance has added the same and not committed yet, PostgreSQL waits for what becomes of it.
         added = self._session.first(
             "INSERT INTO replay (sender, mark, seq, until)"
@@ -452,9 +524,11 @@ class Replays(Table):
         return True
 
     def remove(self, sender: bytes, mark: bytes) -> None:
+        """Remove an envelope whose change failed."""
         self._session.dialect.execute("DELETE FROM replay WHERE sender = ? AND mark = ?", (sender, mark))
 
     def collect(self, now: int, limit: int) -> int:
+        """Remove expired envelopes; return how many."""
         removed = self._session.dialect.execute(
             "DELETE FROM replay WHERE (sender, mark) IN"
             " (SELECT sender, mark FROM replay WHERE until <= ? ORDER BY until LIMIT ?) RETURNING mark",
@@ -477,13 +551,15 @@ def _row(traffic: Traffic) -> list[int]:
 
 
 class Uses(Table):
-    """See :class:`pickup.rules.ports.Uses`."""
+    """What was counted of connections."""
 
     def holders(self, mailbox_nos: Sequence[int]) -> dict[int, int]:
+        """Return the connections that were granted these mailboxes, by mailbox."""
         sql = "SELECT mailbox_no, no FROM connection WHERE {among}"
         return dict(map(tuple, self._for_each(sql, "mailbox_no", mailbox_nos)))
 
     def add(self, uses: Sequence[ConnectionUse]) -> None:
+        """Add to the counts of connections that are still there; ``uses`` are in order of their numbers."""
         there = {
             no for (no,) in self._for_each("SELECT no FROM connection WHERE {among}", "no", [use.no for use in uses])
         }
@@ -502,6 +578,7 @@ class Uses(Table):
         )
 
     def of(self, nos: Sequence[int]) -> dict[int, ConnectionUse]:
+        """Return the counts of these connections, of those that have any."""
         sql = f"SELECT connection_no, seen_at, {', '.join(_FACTS)}, {_COLUMNS} FROM connection_use WHERE {{among}}"
         return {
             no: ConnectionUse(no, seen_at, transport, pickup, client, Traffic(*counts))
@@ -509,6 +586,7 @@ class Uses(Table):
         }
 
     def add_hours(self, hours: Mapping[int, Traffic], forget_before: int) -> None:
+        """Add to the counts of hours, which are given by their beginnings, and forget old ones."""
         if not hours:
             return
         self._dialect.many(
@@ -519,13 +597,14 @@ class Uses(Table):
         self._execute("DELETE FROM didcomm_hour WHERE began_at < ?", (forget_before,))
 
     def hours(self, since: int) -> list[tuple[int, Traffic]]:
+        """Return the counts of the hours from ``since`` on, in order."""
         rows = self._execute(
             f"SELECT began_at, {_COLUMNS} FROM didcomm_hour WHERE began_at >= ? ORDER BY began_at", (since,)
         )
         return [(began_at, Traffic(*counts)) for began_at, *counts in rows]
 
 
-class MediationTables(MediationTransaction):
+class MediationTransaction(Transaction):
     """A transaction with the tables of mediation."""
 
     connections = table(Connections)
