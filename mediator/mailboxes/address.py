@@ -1,12 +1,10 @@
-"""Addresses of mailboxes, and their send-only addresses (A1, A10)."""
+"""Mail addresses: what is one, how one is made and shown where it stays secret, and send-only ones (A1, A7, A10)."""
 
 import base64
 import hashlib
 import re
-from base64 import b32hexencode
 from collections.abc import Callable
 from functools import lru_cache
-from hashlib import blake2b
 from typing import Final
 
 from mediator.errors import BadRequestError
@@ -80,10 +78,12 @@ def finds_address(text: str, address: str, *, whole: bool) -> bool:
     return text == address or ((whole or len(text) <= SHOWN) and address.startswith(text))
 
 
-# Send-only addresses (A10).
+# Send-only addresses: a second address of each mailbox, which takes SEND and nothing else (A10).
+#
+# One is made of the mailbox's number, hidden, and of a seal over what the mailbox is. So nothing is stored for it, the
+# number says where to look, and the seal ends with the mailbox: one that is created again has another.
 
-
-PREFIX: Final = "send."
+SEND_ONLY_PREFIX: Final = "send."
 _SEAL_BYTES: Final = 17
 _NUMBER_BYTES: Final = 8
 _LENGTH: Final = (_SEAL_BYTES + _NUMBER_BYTES) * 8 // 5
@@ -94,7 +94,7 @@ _FORM: Final = re.compile(rf"send\.[0-9a-v]{{{_LENGTH}}}")
 
 def is_send_only(address: str) -> bool:
     """Whether an address has the form of send-only ones, which no mailbox can be created with (A10)."""
-    return address.startswith(PREFIX) and _FORM.fullmatch(address) is not None
+    return address.startswith(SEND_ONLY_PREFIX) and _FORM.fullmatch(address) is not None
 
 
 class SendOnlyAddresses:
@@ -113,9 +113,9 @@ class SendOnlyAddresses:
 
     def _make(self, no: int, tenant: str, address: str, created_at: int) -> str:
         sealed = f"{no} {created_at} {tenant} {address}".encode()
-        seal = blake2b(sealed, key=self._key, digest_size=_SEAL_BYTES, person=b"seal").digest()
+        seal = hashlib.blake2b(sealed, key=self._key, digest_size=_SEAL_BYTES, person=b"seal").digest()
         hidden = (no ^ self._mask(seal)).to_bytes(_NUMBER_BYTES)
-        return PREFIX + b32hexencode(seal + hidden).decode("ascii").lower()
+        return SEND_ONLY_PREFIX + base64.b32hexencode(seal + hidden).decode("ascii").lower()
 
     def of(self, mailbox: Mailbox) -> str:
         """Return the send-only address of a mailbox that has an address."""
@@ -124,9 +124,11 @@ class SendOnlyAddresses:
     def _number(self, address: str) -> int | None:
         if not is_send_only(address):
             return None
-        seal, hidden = divmod(int(address[len(PREFIX) :], 32), 1 << 8 * _NUMBER_BYTES)
+        seal, hidden = divmod(int(address[len(SEND_ONLY_PREFIX) :], 32), 1 << 8 * _NUMBER_BYTES)
         no = hidden ^ self._mask(seal.to_bytes(_SEAL_BYTES))
         return no if no < 1 << 63 else None
 
     def _mask(self, seal: bytes) -> int:
-        return int.from_bytes(blake2b(seal, key=self._key, digest_size=_NUMBER_BYTES, person=b"number").digest())
+        return int.from_bytes(
+            hashlib.blake2b(seal, key=self._key, digest_size=_NUMBER_BYTES, person=b"number").digest()
+        )

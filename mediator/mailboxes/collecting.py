@@ -168,8 +168,8 @@ def forget_volatile(tx: Transaction, instance: str, now: int, limit: int) -> int
     return len(gone)
 
 
-# What a run would remove: ``cleanup --dry-run``.
-
+# What a run would remove now, and why: ``cleanup --dry-run``. Dedup ids whose time is over have no say here: they are
+# many, small, and nobody can see one.
 
 MAX_COUNTED = 100_000
 """A count goes no further than this."""

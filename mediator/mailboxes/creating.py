@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from mediator.errors import BadRequestError, MailboxExistsError, NoSuchMailboxError, SendOnlyError, WrongTokenError
 from mediator.mailboxes import board
-from mediator.mailboxes.address import PREFIX, is_send_only, new_address, writable_address
+from mediator.mailboxes.address import SEND_ONLY_PREFIX, is_send_only, new_address, writable_address
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.events import Event, EventType
 from mediator.mailboxes.mailbox import Kind, Mailbox, NewMailbox, Retention
@@ -97,7 +97,7 @@ def create(
 
 def _name(name: str) -> str:
     if is_send_only(name):
-        raise BadRequestError("name", f"expected no send-only address, {PREFIX}…")
+        raise BadRequestError("name", f"expected no send-only address, {SEND_ONLY_PREFIX}…")
     return writable_address(name, "name")
 
 

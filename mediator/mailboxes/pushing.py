@@ -244,7 +244,6 @@ def note(tx: Transaction, confirmed: Mapping[int, Sequence[int]]) -> None:
 
 # What was pushed to one subscription and its client has not confirmed: a bounded window (E7).
 
-
 WINDOW: Final = 1000
 """Messages pushed and not confirmed, for each subscription (E7)."""
 WINDOW_BYTES: Final = 1 << 20

@@ -13,7 +13,7 @@ from mediator.mailboxes.address import SendOnlyAddresses
 from mediator.mailboxes.claims import Claims
 from mediator.mailboxes.events import Event
 from mediator.mailboxes.lanes import Lane
-from mediator.mailboxes.mailbox import Mailbox
+from mediator.mailboxes.mailbox import Mailbox, MailboxKey
 from mediator.mailboxes.message import Message
 from mediator.mailboxes.rows import KeptMailbox, Row
 
@@ -115,9 +115,9 @@ class MailboxCache:
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._by_key: OrderedDict[tuple[str, str], KeptMailbox] = OrderedDict()
+        self._by_key: OrderedDict[MailboxKey, KeptMailbox] = OrderedDict()
         self._by_no: dict[int, KeptMailbox] = {}
-        self._by_send_only: dict[tuple[str, str], KeptMailbox] = {}
+        self._by_send_only: dict[MailboxKey, KeptMailbox] = {}
 
     def at(self, tenant: str, address: str) -> KeptMailbox | None:
         """Return the mailbox that has the address."""
@@ -266,7 +266,7 @@ class Session:
         self.before_commit: list[Callable[[], None]] = []
         self.on_rollback: list[Callable[[], None]] = []
         self.events: list[Event] = []
-        self.woken: set[tuple[str, str]] = set()
+        self.woken: set[MailboxKey] = set()
         self.changed: set[Hashable] = set()
         """What parts keep in memory beyond a transaction, and this one changes."""
         self.due: int | None = None

@@ -1,4 +1,4 @@
-"""What every store offers: transactions to write in, snapshots to read in, and maintenance."""
+"""What every store offers: transactions to write in, snapshots to read in, maintenance; and a pool of connections."""
 
 import threading
 from collections import deque

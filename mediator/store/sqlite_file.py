@@ -203,11 +203,11 @@ def _check_tables(connection: sqlite3.Connection, seconds: float) -> Integrity:
     return Integrity(problems, len(tables))
 
 
-# Room on the disk.
+# Room on the disk: ACK, DELETE and the clean-up work on a full one (A9), and the write-ahead log is lengthened ahead of
+# the writer, since to overwrite takes a disk fewer steps than to append.
 
-
-MIN_BYTES = 2 << 20
-MAX_BYTES = 256 << 20
+MIN_RESERVE_BYTES = 2 << 20
+MAX_RESERVE_BYTES = 256 << 20
 
 _log = structlog.get_logger("store")
 
@@ -236,7 +236,7 @@ class Reserve:
 
     def grow(self, log_bytes: int) -> None:
         """Keep up with a log that has grown to so many bytes."""
-        if 2 * self._size < 3 * log_bytes and self._size < MAX_BYTES and not self.short:
+        if 2 * self._size < 3 * log_bytes and self._size < MAX_RESERVE_BYTES and not self.short:
             self.adjust(log_bytes)
 
     def adjust(self, log_bytes: int) -> None:
@@ -244,7 +244,7 @@ class Reserve:
 
         Where there was no room, the disk must have twice as much, so that a message or two do not fill it again.
         """
-        size = min(max(2 * log_bytes, MIN_BYTES), MAX_BYTES)
+        size = min(max(2 * log_bytes, MIN_RESERVE_BYTES), MAX_RESERVE_BYTES)
         if size <= self._size <= 4 * size and not self.short:
             return
         try:

@@ -243,6 +243,8 @@ def _translated(sql: str) -> bytes:
     return "".join((head, *(f"${number}{part}" for number, part in enumerate(rest, 1)))).encode()
 
 
+# Columns of values as binary arrays, several times cheaper to write than through the driver.
+
 _HEAD = struct.Struct("!iiIii")
 _EMPTY = struct.Struct("!iiI")
 _INT8 = struct.Struct("!iq").pack

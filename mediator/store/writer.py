@@ -332,7 +332,8 @@ class Writer:
         """Commit up to ``limit`` queued requests."""
         if self._jobs:
             count = min(len(self._jobs), limit, MAX_BATCH)
-            self._note_freezes()
+            if self._guard is not None:
+                self._note_freezes(self._guard)
             batch: list[WriteJob] = []
             with suppress(IndexError):
                 # After a freeze the event loop refuses what waits, and takes it from here meanwhile.
@@ -346,22 +347,22 @@ class Writer:
 
     def _serve_background(self) -> None:
         job = self._background.popleft()
-        self._note_freezes()
+        if self._guard is not None:
+            self._note_freezes(self._guard)
         if job.work is _own_upkeep:
             self._upkeep(job)
         else:
             self._run_batch(deque(), [job])
 
-    def _note_freezes(self) -> None:
-        if self._guard is not None:
-            self._freezes = self._guard.freezes()
-            if self._renew:
-                self._renew = False
-                self._store.renew()
+    def _note_freezes(self, guard: FreezeGuard) -> None:
+        self._freezes = guard.freezes()
+        if self._renew:
+            self._renew = False
+            self._store.renew()
 
-    def _refuse_if_frozen(self) -> None:
+    def _refuse_if_frozen(self, guard: FreezeGuard) -> None:
         """Raise :class:`UnavailableError` for a batch that was taken before the process was frozen, or just after."""
-        if self._guard is not None and (self._guard.settling() or self._guard.freezes() != self._freezes):
+        if guard.settling() or guard.freezes() != self._freezes:
             raise UnavailableError(FROZEN)
 
     def _thawed(self) -> None:
@@ -407,7 +408,9 @@ class Writer:
             self._loop.call_soon_threadsafe(self._deliver)
 
     def _commit(self, queue: deque[WriteJob], batch: list[WriteJob]) -> tuple[Outcomes, Committed]:
-        self._refuse_if_frozen()
+        guard = self._guard
+        if guard is not None:
+            self._refuse_if_frozen(guard)
         started = time.perf_counter()
         now = self._clock()
         outcomes: Outcomes = []
@@ -429,7 +432,8 @@ class Writer:
                     self._takes_long = True
                     break
             committed = [observe(tx, now) for observe in self._observers]
-            self._refuse_if_frozen()
+            if guard is not None:
+                self._refuse_if_frozen(guard)
         for after_commit in committed:
             if after_commit is not None:
                 after_commit()
