@@ -48,7 +48,7 @@ def add_agents(
                     rows = scattered(dice, topics[dice.integers(len(topics), size=len(card_texts(card)))])
                     embedded.append(CardVectors(agent.no, agent.card_revision, pack_rows(rows)))
                     added.append((card, rows))
-                tx.table(RegistryTables).vectors.put(space, embedded)
+                tx.table(RegistryTables).vectors.save(space, embedded)
             kept.upkeep(busy=False)
             yield from added
 

@@ -35,6 +35,6 @@ def add_requests(
                 for at, (topic, row) in enumerate(zip(chosen.tolist(), rows, strict=True), start):
                     agent_no = int(dice.choice(serving[topic]))
                     asked = RecentSearch("", prefill.TENANT, f"request {at}", space, pack_rows(row[None]), b"")
-                    memory.vote(Vote(memory.keep(asked, now), agent_no, at + 1, USEFUL, now), 1)
+                    memory.vote(Vote(memory.save_request(asked, now), agent_no, at + 1, USEFUL, now), 1)
             kept.upkeep(busy=False)
             yield start + len(rows)

@@ -66,7 +66,7 @@ class PipelinePart(Part):
         """Add operations and pages, and run what is due if ``pipeline.every`` is set."""
         from mediator.operate.run_history import RunHistory, RunOperations
         from pipeline.outbox import ArchiveOperations
-        from pipeline.service import LOOK_SECONDS, PipelineOperations, PipelineScheduler, add_pages
+        from pipeline.service import CHECK_SECONDS, PipelineOperations, PipelineScheduler, add_pages
         from pipeline.settings import PipelineSettings
 
         chosen = host.settings.section(PipelineSettings)
@@ -80,7 +80,7 @@ class PipelinePart(Part):
         host.operations.add_methods(PipelineOperations(scheduler, host.settings.data_dir, chosen.every))
         add_pages(host.console, host.settings.data_dir)
         if chosen.every:
-            host.add_job(scheduler.look, LOOK_SECONDS, "due runs of the pipeline")
+            host.add_job(scheduler.start_due, CHECK_SECONDS, "due runs of the pipeline")
         try:
             yield
         finally:

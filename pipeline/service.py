@@ -44,7 +44,7 @@ from pipeline.lake import REPORT
 from pipeline.reports import ADDRESSES
 from pipeline.settings import PipelineSettings
 
-LOOK_SECONDS = 60
+CHECK_SECONDS = 60
 """Between two checks of what is due."""
 RECORD_SECONDS = 5
 """Between two tries to record the end of a run while the store is away."""
@@ -101,8 +101,8 @@ class PipelineScheduler:
         self._requested: asyncio.Task[None] | None = None
         self._stopped = False
 
-    async def look(self) -> None:
-        """Start what is due, without waiting for it; called every :data:`LOOK_SECONDS`."""
+    async def start_due(self) -> None:
+        """Start what is due, without waiting for it; called every :data:`CHECK_SECONDS`."""
         if not self.task.running:
             self.task.call()
 

@@ -214,7 +214,7 @@ class Directory:
         query = self._find_search(tenant, request.query_id)
         return await self._vote(query, request.address, USEFUL if request.useful else USELESS, credential)
 
-    async def sign(self, sign: Sign) -> None:
+    async def record_sign(self, sign: Sign) -> None:
         """Remember a message to an agent as a weak sign that it served (G8); raises as :meth:`feedback`."""
         await self._vote(self._find_search(sign.tenant, sign.query_id), sign.address, SIGN, sign.credential)
 
@@ -242,7 +242,7 @@ class Directory:
 
     def _find_search(self, tenant: str, query_id: str) -> RecentSearch:
         query = self.searcher.recent.get(tenant, query_id)
-        if query is None or not self._policy.on(tenant):
+        if query is None or not self._policy.applies_to(tenant):
             raise BadRequestError("query_id", "not known, or older than an hour; ask again with DISCOVER")
         return query
 

@@ -224,7 +224,7 @@ class RecentSearch:
         """Approximate bytes in memory."""
         return 4 * len(self.text) + len(self.vector) + len(self.numbers) + 1024
 
-    def found(self, agent_no: int) -> bool:
+    def has_agent(self, agent_no: int) -> bool:
         """Return whether an agent is among them."""
         return agent_no in memoryview(self.numbers).cast("q")
 
@@ -269,7 +269,7 @@ class MemoryPolicy:
     keep: int = 90 * DAY
     """Milliseconds for which one is remembered that is not asked again."""
 
-    def on(self, tenant: str) -> bool:
+    def applies_to(self, tenant: str) -> bool:
         """Return whether requests of a tenant are remembered."""
         if tenant in self.tenants:
             return True

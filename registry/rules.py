@@ -93,7 +93,7 @@ def register_many(
             unchanged += 1
             continue
         made.append(CardVectors(agent.no, agent.card_revision, vectors))
-    tx.vectors.put(space, made)
+    tx.vectors.save(space, made)
     replaced = len(latest) - added - len(same)
     return BulkOutcome(added, replaced, len(same) - unchanged, unchanged, tx.agents.revision())
 
@@ -219,7 +219,7 @@ def vote(
     agent = find_own(tx, query.tenant, address, now)
     if agent is None:
         raise NoSuchAgentError(address)
-    if not query.found(agent.no):
+    if not query.has_agent(agent.no):
         raise BadRequestError("mailbox", "expected an agent that this search found among its first")
     if owner is not None and agent.owner == owner:
         return None
@@ -228,7 +228,7 @@ def vote(
     if over > 0:
         # Not all of many at once, where the bound was lowered: the next votes forget the others.
         tx.memory.forget(tx.memory.oldest(query.tenant, min(over, MAX_FORGOTTEN)), now)
-    tx.memory.vote(Vote(tx.memory.keep(query, now), agent.no, voter, value, now), MAX_VOTES)
+    tx.memory.vote(Vote(tx.memory.save_request(query, now), agent.no, voter, value, now), MAX_VOTES)
     return tx.agents.revision()
 
 

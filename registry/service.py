@@ -156,7 +156,7 @@ async def open_registry(host: Host) -> AsyncIterator[Directory]:
         host.add_health_check("registry", updater.check)
         host.operations.add_methods(RegistryOperations(host.broker, made.directory, updater, models))
         host.add_doctor_check(partial(examine, updater, models, outside.reranker))
-        signs = WeakSigns(made.directory.sign)
+        signs = WeakSigns(made.directory.record_sign)
         signs.start()
         add_verbs(host, made.directory, policy, signs)
         add_pages(host.console)

@@ -37,7 +37,7 @@ class Clock(Table):
     def __init__(self, session: Session) -> None:
         super().__init__(session)
         self._locked = False
-        self._taken: int | None = None
+        self._revision: int | None = None
 
     def lock(self) -> bool:
         """Keep other instances from changing agents, and return whether that was to be done.
@@ -50,12 +50,12 @@ class Clock(Table):
         self._locked = True
         return due
 
-    def take(self) -> int:
+    def next_revision(self) -> int:
         """Return the revision of what this transaction changes."""
-        if self._taken is None:
+        if self._revision is None:
             sql = "UPDATE registry_clock SET revision = revision + 1 WHERE no = 1 RETURNING revision"
-            self._taken = int(self._session.one(sql)[0])
-        return self._taken
+            self._revision = int(self._session.one(sql)[0])
+        return self._revision
 
     def read(self) -> int:
         """Return the last revision."""
@@ -99,7 +99,7 @@ class Agents(Table):
 
     def add(self, new: Registration, ttl: int, now: int) -> Agent:
         """Add an agent, alive now, at an address where :meth:`find` found none."""
-        revision = self._clock.take()
+        revision = self._clock.next_revision()
         name = _bytes(new.name)
         no = self._session.one(
             "INSERT INTO agent (tenant, address, name_hash, ttl, edition, registered_at, updated_at, seen_at,"
@@ -117,7 +117,7 @@ class Agents(Table):
 
     def replace(self, agent: Agent, new: Registration, ttl: int, now: int) -> Agent:
         """Replace the registration of an agent; another card begins a new edition."""
-        revision = self._clock.take()
+        revision = self._clock.next_revision()
         kept = replace(agent, name=new.name, card=new.card, ttl=ttl, updated_at=now, seen_at=now, revision=revision)
         kept = replace(kept, owner=new.owner)
         name = _bytes(new.name)
@@ -141,7 +141,7 @@ class Agents(Table):
 
     def seen(self, agent: Agent, status: bytes, now: int) -> Agent:
         """Store a report and when it came (G2)."""
-        revision = self._clock.take()
+        revision = self._clock.next_revision()
         self._session.dialect.execute(
             "UPDATE agent SET status = ?, seen_at = ?, revision = ? WHERE no = ?", (status, now, revision, agent.no)
         )
@@ -157,7 +157,7 @@ class Agents(Table):
         self._session.dialect.execute("DELETE FROM agent_vectors WHERE agent_no = ?", (no,))
         self._session.dialect.execute(
             "INSERT INTO agent_removed (no, revision, tenant, removed_at) VALUES (?, ?, ?, ?)",
-            (no, self._clock.take(), gone[0], now),
+            (no, self._clock.next_revision(), gone[0], now),
         )
         self._count(gone[0], -1)
 
@@ -278,7 +278,7 @@ class Vectors(Table):
         super().__init__(session)
         self._clock = session.table(Clock)
 
-    def put(self, space: str, embedded: Sequence[CardVectors]) -> int:
+    def save(self, space: str, embedded: Sequence[CardVectors]) -> int:
         """Store vectors of cards that have not changed since; return of how many. It is a change of these agents."""
         self._clock.lock()
         current: dict[int, int] = {}
@@ -288,7 +288,7 @@ class Vectors(Table):
             current.update((no, card_revision) for no, card_revision in self._session.dialect.execute(sql, parameters))
         kept = {one.no: one for one in embedded if current.get(one.no) == one.card_revision}
         if kept:
-            revision = self._clock.take()
+            revision = self._clock.next_revision()
             self._session.dialect.many(
                 "INSERT INTO agent_vectors (space, agent_no, card_revision, vectors) VALUES (?, ?, ?, ?)"
                 " ON CONFLICT (space, agent_no) DO UPDATE SET card_revision = excluded.card_revision,"
@@ -364,7 +364,7 @@ class Memory(Table):
         super().__init__(session)
         self._clock = session.table(Clock)
 
-    def keep(self, query: RecentSearch, now: int) -> int:
+    def save_request(self, query: RecentSearch, now: int) -> int:
         """Remember a request, or that it was asked again; return its number."""
         self._clock.lock()
         row = self._session.one(
@@ -379,7 +379,7 @@ class Memory(Table):
                 query.space,
                 query.vector,
                 now,
-                self._clock.take(),
+                self._clock.next_revision(),
             ),
         )
         return int(row[0])
@@ -451,7 +451,7 @@ class Memory(Table):
             self._session.dialect.execute(
                 "UPDATE past_request SET digest = NULL, text = ?, vector = ?, used_at = ?, revision = ?"
                 f" WHERE {condition}",
-                (b"", b"", now, self._clock.take(), *parameters),
+                (b"", b"", now, self._clock.next_revision(), *parameters),
             )
 
     def forget_agent(self, agent_no: int, now: int, limit: int) -> int:
@@ -470,7 +470,7 @@ class Memory(Table):
         for some in chunks(sorted(kept)):
             condition, parameters = self._session.dialect.any_of("no", some)
             self._session.dialect.execute(
-                f"UPDATE past_request SET revision = ? WHERE {condition}", (self._clock.take(), *parameters)
+                f"UPDATE past_request SET revision = ? WHERE {condition}", (self._clock.next_revision(), *parameters)
             )
         return len(touched)
 

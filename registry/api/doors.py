@@ -192,7 +192,7 @@ ReplyBudget = Callable[[], int]
 
 
 def add_verbs(host: Host, directory: Directory, policy: MemoryPolicy, signs: WeakSigns) -> None:
-    """Have the NATS door answer the verbs; ``signs`` are taken note of where the policy says so."""
+    """Have the NATS door answer the verbs; ``signs`` learns of searches where the policy says so."""
     searches = asyncio.Semaphore(MAX_SEARCHES)
 
     async def register(tenant: str, data: bytes, _budget: ReplyBudget) -> bytes:
@@ -218,7 +218,7 @@ def add_verbs(host: Host, directory: Directory, policy: MemoryPolicy, signs: Wea
             page = await directory.searcher.discover(tenant, query, budget())
         if page.query_id and tenant in policy.signs:
             addresses = [agent.address for agent in page.agents]
-            signs.found(
+            signs.record_search(
                 tenant, request_context.connection.get(), page.query_id, request_context.caller.get(), addresses
             )
         return _success(**codec.encode_page(page, query))
@@ -229,7 +229,7 @@ def add_verbs(host: Host, directory: Directory, policy: MemoryPolicy, signs: Wea
         return _success(mailbox=said.address, counted=counted)
 
     if policy.signs:
-        host.add_send_listener(signs.sent)
+        host.add_send_listener(signs.record_send)
     host.add_verb("AGENT.REGISTER", "REGISTER", register)
     host.add_verb("AGENT.UNREGISTER", "UNREGISTER", unregister)
     host.add_verb("AGENT.REPORT", "REPORT", report)

@@ -311,7 +311,7 @@ class RegistryOperations:
         ]
         # Behind all requests: such vectors come by thousands.
         embedded = await self._broker.write_background(
-            lambda tx, _now: tx.table(RegistryTables).vectors.put(space, vectors)
+            lambda tx, _now: tx.table(RegistryTables).vectors.save(space, vectors)
         )
         return {"embedded": embedded}
 

@@ -135,7 +135,7 @@ class CardEmbedder:
         The search continues after that agent; also returns where the next one continues.
         """
         while self._queue or after is not None:
-            if queued := self._queue.take(BATCH):
+            if queued := self._queue.pop(BATCH):
                 cards = await self._broker.read(partial(_pick, queued))
             else:
                 assert after is not None
@@ -165,7 +165,7 @@ class CardEmbedder:
         for card, count in zip(batch.cards, batch.counts, strict=True):
             made.append(CardVectors(card.no, card.card_revision, pack_rows(vectors[start : start + count])))
             start += count
-        await self._broker.write(lambda tx, _now: tx.table(RegistryTables).vectors.put(space, made))
+        await self._broker.write(lambda tx, _now: tx.table(RegistryTables).vectors.save(space, made))
 
     def _refuse(self, card: UnembeddedCard, why: str) -> None:
         log.warning("a card cannot be embedded", agent=card.no, why=why)
@@ -228,8 +228,8 @@ class TenantQueues:
             del self._queues[longest]
         return False
 
-    def take(self, count: int) -> list[int]:
-        """Take at most ``count`` numbers, one from each queue in turn."""
+    def pop(self, count: int) -> list[int]:
+        """Remove and return at most ``count`` numbers, one from each queue in turn."""
         taken: list[int] = []
         while self._queues and len(taken) < count:
             tenant, queue = self._queues.popitem(last=False)

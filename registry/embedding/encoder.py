@@ -106,8 +106,8 @@ class EncodeQueue:
         self._cards.appendleft(job)
         self._card_texts += len(job.texts)
 
-    def take(self, *, only_queries: bool = False) -> EncodeJob | None:
-        """Take the next job that is still awaited, of queries alone if asked so; None if there is none."""
+    def pop(self, *, only_queries: bool = False) -> EncodeJob | None:
+        """Remove and return the next job that is still awaited, of queries alone if asked so; None if there is none."""
         while self._queries or (self._cards and not only_queries):
             # Even under a flood of queries cards get a turn, one small batch at a time.
             if self._queries and (only_queries or not (self._cards and self._row >= _MAX_IN_A_ROW)):
@@ -489,7 +489,7 @@ class Encoder:
 
     async def _feed(self, only_queries: bool) -> None:
         while True:
-            while not (run := self._run) or (job := self._jobs.take(only_queries=only_queries)) is None:
+            while not (run := self._run) or (job := self._jobs.pop(only_queries=only_queries)) is None:
                 await self._wait_change()
             try:
                 job.done(await self._backend.encode(job.texts, urgent=job.urgent))

@@ -135,10 +135,10 @@ class WeakSigns:
             self._storing.cancel()
             await asyncio.gather(self._storing, return_exceptions=True)
 
-    def found(
+    def record_search(
         self, tenant: str, connection: Hashable, query_id: str, credential: str, addresses: Sequence[str]
     ) -> None:
-        """Take note of the agents that a search answered over a connection, by the addresses that it showed."""
+        """Remember the agents that a search over a connection found, by the addresses in its answer."""
         key = tenant, connection
         own = self._found.setdefault(key, OrderedDict())
         self._found.move_to_end(key)
@@ -151,8 +151,8 @@ class WeakSigns:
         while len(self._found) > MAX_CONNECTIONS:
             self._found.popitem(last=False)
 
-    def sent(self, tenant: str, connection: Hashable, address: str) -> None:
-        """Take note of a message. Only the first one after a search is a sign."""
+    def record_send(self, tenant: str, connection: Hashable, address: str) -> None:
+        """Count a message as a sign if it is the first to that address after the search."""
         own = self._found.get((tenant, connection))
         if own is None:
             return

@@ -137,7 +137,7 @@ class Searcher:
     async def _snapshot(self, tenant: str, query: DiscoverRequest) -> SearchSnapshot:
         key = _key(query)
         kept = self._snapshots.find(tenant, key) if query.page > 1 else None
-        return kept or self._snapshots.keep(tenant, key, await self._search(tenant, query))
+        return kept or self._snapshots.save(tenant, key, await self._search(tenant, query))
 
     async def _search(self, tenant: str, query: DiscoverRequest) -> SearchResult:
         index = await self._updater.index(tenant)
@@ -158,7 +158,7 @@ class Searcher:
         if query.semantic is not None:
             mode = BY_MEANING
             vectors, note = await self._vectors(index, texts)
-        remember = vectors is not None and self._policy.on(tenant)
+        remember = vectors is not None and self._policy.applies_to(tenant)
         space = self._updater.space
         # Analyzed on the thread too, since some requests take many milliseconds.
         ranked, total = await self._run(

@@ -102,7 +102,7 @@ class SnapshotCache:
         small = len(snapshot.result.numbers) <= SMALL
         await self._announcer.publish(_pack(snapshot) if small else await asyncio.to_thread(_pack, snapshot))
 
-    def keep(self, tenant: str, key: bytes, result: SearchResult) -> SearchSnapshot:
+    def save(self, tenant: str, key: bytes, result: SearchResult) -> SearchSnapshot:
         """Keep a result, for further pages of the same request with or without a cursor.
 
         An equal result of an earlier request is kept a minute longer instead, so that repeating a request takes no more

@@ -32,7 +32,7 @@ def add(tx, address="a", name="", text="", *, ttl=0, now=T0, **more) -> Agent:
 
 
 def embed(tx, *agents, space=SPACE, made=b"v") -> int:
-    return tx.vectors.put(space, [CardVectors(agent.no, agent.card_revision, made) for agent in agents])
+    return tx.vectors.save(space, [CardVectors(agent.no, agent.card_revision, made) for agent in agents])
 
 
 def change(agent, embedded=0) -> AgentChange:
@@ -231,7 +231,7 @@ def test_what_changes_nothing_takes_no_revision(store):
         tx.agents.set_terms([UpdatedTerms(agent.no, agent.card_revision, b"new")])
         tx.agents.set_terms([])
         assert embed(tx, replace(agent, card_revision=2), replace(agent, no=agent.no + 1)) == 0
-        assert tx.vectors.put(SPACE, []) == 0
+        assert tx.vectors.save(SPACE, []) == 0
         tx.vectors.drop(SPACE, 1)
         tx.agents.forget_removed(T0, 1)
     with within(store.reading(), RegistryTables) as tx:

@@ -186,7 +186,7 @@ async def rounds(
 
 async def ran(made: PipelineScheduler, book: RunHistory) -> list[Run]:
     """Have a round done and return the runs, the oldest first."""
-    await made.look()
+    await made.start_due()
     await until(lambda: not made.task.running)
     return (await book.newest())[::-1]
 
@@ -274,9 +274,9 @@ async def test_a_child_past_its_time_is_recorded_as_killed(tmp_path: Path, monke
 
 async def test_never_two_at_once_whoever_runs_them(tmp_path: Path) -> None:
     async with core(tmp_path) as home, rounds(home, python(FOREVER)) as (made, book):
-        await made.look()
+        await made.start_due()
         await until(waiting)
-        await made.look()
+        await made.start_due()
         async with rounds(home, python("")) as (other, _):
             assert len(await ran(other, book)) == 1
         assert len(waiting()) == 1
@@ -285,7 +285,7 @@ async def test_never_two_at_once_whoever_runs_them(tmp_path: Path) -> None:
 async def test_a_service_that_stops_ends_its_child(tmp_path: Path) -> None:
     async with core(tmp_path) as home:
         async with rounds(home, python(FOREVER)) as (made, book):
-            await made.look()
+            await made.start_due()
             await until(waiting)
         assert not waiting()
         # Of a service that is gone it shows as killed; this process lives on.

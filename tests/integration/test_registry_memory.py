@@ -203,12 +203,12 @@ def test_the_memory_is_off_where_parties_share_a_tenant() -> None:
     directory = TenantDirectory(Settings.model_validate({"tenants": tenants}), lambda: 0)
     policy = MemoryPolicy("auto", parties=directory.parties)
     names = ("alone", "shared", "keys", "default")
-    assert [policy.on(name) for name in names] == [True, False, False, True]
-    assert replace(policy, tenants=frozenset({"shared"})).on("shared")
+    assert [policy.applies_to(name) for name in names] == [True, False, False, True]
+    assert replace(policy, tenants=frozenset({"shared"})).applies_to("shared")
     assert not any(replace(policy, mode="off").on(name) for name in names)
     assert all(replace(policy, mode="on").on(name) for name in names)
     external = TenantDirectory(make_settings(nats_url="nats://127.0.0.1:4223"), lambda: 0)
-    assert not replace(policy, parties=external.parties).on("default"), "its users are not known here"
+    assert not replace(policy, parties=external.parties).applies_to("default"), "its users are not known here"
 
 
 @pytest.mark.rule("G6")

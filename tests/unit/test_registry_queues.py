@@ -35,7 +35,7 @@ async def test_queries_go_before_cards_and_each_in_order() -> None:
     jobs = EncodeQueue()
     cards = jobs.add_cards([["a"], ["b"]])
     queries = [jobs.add_query(["c"]), jobs.add_query(["d"])]
-    assert [jobs.take() for _ in range(5)] == [*queries, *cards, None]
+    assert [jobs.pop() for _ in range(5)] == [*queries, *cards, None]
 
 
 async def test_a_flood_of_queries_lets_cards_through() -> None:
@@ -44,7 +44,7 @@ async def test_a_flood_of_queries_lets_cards_through() -> None:
     taken: list[EncodeJob | None] = []
     while card not in taken and len(taken) < 1000:
         jobs.add_query(["query"])
-        taken.append(jobs.take())
+        taken.append(jobs.pop())
     assert card in taken
     assert len(taken) > 8
 
@@ -57,7 +57,7 @@ async def test_cancelled_jobs_are_dropped_and_make_room() -> None:
     for job in queries[1:]:
         job.vectors.cancel()
     last = jobs.add_query(["x"])
-    assert [jobs.take() for _ in range(3)] == [queries[0], last, None]
+    assert [jobs.pop() for _ in range(3)] == [queries[0], last, None]
 
 
 async def test_too_many_texts_of_cards_are_refused_as_a_whole() -> None:
@@ -65,7 +65,7 @@ async def test_too_many_texts_of_cards_are_refused_as_a_whole() -> None:
     jobs.add_cards([["x"] * 8] * (MAX_CARD_TEXTS // 8))
     with pytest.raises(BusyError):
         jobs.add_cards([["x"]])
-    assert jobs.take() is not None
+    assert jobs.pop() is not None
     with pytest.raises(BusyError):
         jobs.add_cards([["x"] * 8, ["x"]])
     assert len(jobs.add_cards([["x"] * 8])) == 1
@@ -81,7 +81,7 @@ async def test_failing_a_queue_fails_its_jobs() -> None:
     jobs.fail(UnavailableError("gone"), cards=True)
     with pytest.raises(UnavailableError, match="gone"):
         await card.vectors
-    assert jobs.take() is None
+    assert jobs.pop() is None
     assert len(jobs.add_cards([["x"]] * MAX_CARD_TEXTS)) == MAX_CARD_TEXTS
 
 
@@ -104,17 +104,17 @@ def filled(capacity: int, **waiting: range) -> TenantQueues:
 
 def test_tenants_are_served_in_turn_and_each_in_its_order() -> None:
     queues = filled(100, acme=range(10), globex=range(20, 21), initech=range(30, 32))
-    assert queues.take(4) == [0, 20, 30, 1]
+    assert queues.pop(4) == [0, 20, 30, 1]
     assert queues.add("globex", 21)
-    assert queues.take(3) == [31, 2, 21]
-    assert queues.take(100) == [3, 4, 5, 6, 7, 8, 9]
-    assert (queues.take(1), len(queues)) == ([], 0)
+    assert queues.pop(3) == [31, 2, 21]
+    assert queues.pop(100) == [3, 4, 5, 6, 7, 8, 9]
+    assert (queues.pop(1), len(queues)) == ([], 0)
 
 
 def test_a_number_waits_once() -> None:
     queues = filled(2, acme=range(2))
     assert queues.add("acme", 1)
-    assert queues.take(3) == [0, 1]
+    assert queues.pop(3) == [0, 1]
 
 
 def test_the_longest_queue_makes_room() -> None:
@@ -122,4 +122,4 @@ def test_the_longest_queue_makes_room() -> None:
     assert not queues.add("globex", 10)
     assert not queues.add("acme", 4)
     assert len(queues) == 4
-    assert queues.take(9) == [0, 10, 1, 2]
+    assert queues.pop(9) == [0, 10, 1, 2]

@@ -26,15 +26,15 @@ class Kept:
         self.signs.append(sign)
 
     def find(self, *addresses: str, connection: int = 1, query_id: str = "q1") -> None:
-        self.weak.found("default", connection, query_id, "user ann", addresses)
+        self.weak.record_search("default", connection, query_id, "user ann", addresses)
 
     async def send(self, *addresses: str, connection: int = 1, tenant: str = "default") -> list[Sign]:
         """Send, then find and send something more, and return what was stored before that."""
         before = len(self.signs)
         self.find("agent.last", connection=0)
         for address in addresses:
-            self.weak.sent(tenant, connection, address)
-        self.weak.sent("default", 0, "agent.last")
+            self.weak.record_send(tenant, connection, address)
+        self.weak.record_send("default", 0, "agent.last")
         await until(lambda: self.signs[-1:] and self.signs[-1].address == "agent.last")
         stored = self.signs[before:-1]
         self.signs.clear()

@@ -23,7 +23,7 @@ def result(*numbers: int) -> SearchResult:
 def test_a_result_is_kept_for_a_minute():
     clock = ManualClock()
     snapshots = SnapshotCache(clock=clock)
-    kept = snapshots.keep("default", b"key", result(1, 2))
+    kept = snapshots.save("default", b"key", result(1, 2))
     clock.now += KEEP_SECONDS - 1
     assert snapshots.get("default", kept.id) is kept
     assert snapshots.find("default", b"key") is kept
@@ -35,7 +35,7 @@ def test_a_result_is_kept_for_a_minute():
 @pytest.mark.rule("A6", "G3")
 def test_no_tenant_sees_the_results_of_another():
     snapshots = SnapshotCache(clock=ManualClock())
-    kept = snapshots.keep("one", b"key", result(1))
+    kept = snapshots.save("one", b"key", result(1))
     assert snapshots.get("two", kept.id) is None
     assert snapshots.find("two", b"key") is None
 
@@ -44,8 +44,8 @@ def test_no_tenant_sees_the_results_of_another():
 def test_a_request_continues_the_newest_an_id_any_snapshot():
     clock = ManualClock()
     snapshots = SnapshotCache(clock=clock)
-    first = snapshots.keep("default", b"key", result(1))
-    second = snapshots.keep("default", b"key", result(2))
+    first = snapshots.save("default", b"key", result(1))
+    second = snapshots.save("default", b"key", result(2))
     assert snapshots.find("default", b"key") is second
     assert snapshots.get("default", first.id) is first
     clock.now += KEEP_SECONDS
@@ -55,26 +55,26 @@ def test_a_request_continues_the_newest_an_id_any_snapshot():
 def test_memory_is_bounded_and_the_oldest_go_first():
     snapshots = SnapshotCache(clock=ManualClock())
     large = result(*range(MAX_BYTES // 12 // 3))
-    kept = [snapshots.keep("default", bytes([n]), large) for n in range(4)]
+    kept = [snapshots.save("default", bytes([n]), large) for n in range(4)]
     assert [snapshots.get("default", one.id) is not None for one in kept] == [False, False, True, True]
 
 
 def test_repeating_a_request_takes_no_more_memory():
     snapshots = SnapshotCache(clock=ManualClock())
-    other = snapshots.keep("default", b"other", result(1, 2))
+    other = snapshots.save("default", b"other", result(1, 2))
     for _ in range(10):
-        kept = snapshots.keep("default", b"key", result(*range(MAX_BYTES // 12 // 3)))
+        kept = snapshots.save("default", b"key", result(*range(MAX_BYTES // 12 // 3)))
     assert snapshots.get("default", other.id) is other
     assert snapshots.get("default", kept.id) is kept
-    assert snapshots.keep("default", b"other", result(1, 3)).id != other.id
+    assert snapshots.save("default", b"other", result(1, 3)).id != other.id
 
 
 def test_a_tenant_that_asks_a_lot_costs_no_other_its_pages():
     snapshots = SnapshotCache(clock=ManualClock())
-    few = [snapshots.keep("quiet", bytes([n]), result(n)) for n in range(3)]
+    few = [snapshots.save("quiet", bytes([n]), result(n)) for n in range(3)]
     large = result(*range(MAX_BYTES // 12 // 3))
     for n in range(20):
-        newest = snapshots.keep("busy", bytes([n]), large)
+        newest = snapshots.save("busy", bytes([n]), large)
     assert all(snapshots.get("quiet", one.id) is one for one in few)
     assert snapshots.get("busy", newest.id) is newest
 
@@ -113,7 +113,7 @@ NOBODY = SearchResult(np.empty(0, np.int64), np.empty(0, np.float32), 0, "list")
 @pytest.mark.parametrize("result", [RANKED, LISTED, NOBODY, EXPLAINED])
 async def test_a_shared_snapshot_is_the_same_at_every_instance(result: SearchResult):
     air, one, two = await instances(ManualClock())
-    kept = one.keep("acme", b"key", result)
+    kept = one.save("acme", b"key", result)
     await one.publish(kept)
     for at in (one, two):
         for found in (at.get("acme", kept.id), at.find("acme", b"key")):
@@ -127,10 +127,10 @@ async def test_a_shared_snapshot_is_the_same_at_every_instance(result: SearchRes
 async def test_a_result_that_is_found_again_is_kept_longer_everywhere():
     clock = ManualClock()
     _, one, two = await instances(clock)
-    first = one.keep("acme", b"key", RANKED)
+    first = one.save("acme", b"key", RANKED)
     await one.publish(first)
     clock.now += KEEP_SECONDS - 1
-    again = one.keep("acme", b"key", RANKED)
+    again = one.save("acme", b"key", RANKED)
     assert again.id == first.id
     await one.publish(again)
     clock.now += KEEP_SECONDS - 1
@@ -140,7 +140,7 @@ async def test_a_result_that_is_found_again_is_kept_longer_everywhere():
 
 async def test_announcements_that_are_none_are_ignored():
     air, one, two = await instances(ManualClock())
-    await one.publish(one.keep("acme", b"key", RANKED))
+    await one.publish(one.save("acme", b"key", RANKED))
     [told] = air.told
     head, _, rows = told.partition(b"\n")
     bomb = head.replace(b",4]", b",900000000]") + b"\n" + rows

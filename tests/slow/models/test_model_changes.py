@@ -373,7 +373,7 @@ async def test_damaged_vectors_affect_no_other_agent(store: Store):
         async def embed(vectors: bytes) -> None:
             kept = (await registry.broker.read(lambda tx, _now: tx.table(RegistryTables).agents.pick([no])))[no]
             await registry.broker.write(
-                lambda tx, _now: tx.table(RegistryTables).vectors.put(
+                lambda tx, _now: tx.table(RegistryTables).vectors.save(
                     space, [CardVectors(no, kept.card_revision, vectors)]
                 )
             )
