@@ -10,8 +10,10 @@ PATIENCE = 40.0
 LOOK_EVERY = 0.005
 
 
-async def until(condition: Callable[[], Awaitable[Any] | Any], within: float = PATIENCE, what: str = "") -> Any:
-    """Ask again and again until the answer is true, and return it; fail after ``within`` seconds."""
+async def until(
+    condition: Callable[[], Awaitable[Any] | Any], within: float = PATIENCE, what: str = "", every: float = LOOK_EVERY
+) -> Any:
+    """Ask again, every so many seconds, until the answer is true, and return it; fail after ``within`` seconds."""
     end = time.monotonic() + within
     while True:
         answer = condition()
@@ -20,7 +22,7 @@ async def until(condition: Callable[[], Awaitable[Any] | Any], within: float = P
         if answer:
             return answer
         assert time.monotonic() < end, f"not within {within:g} s: {what or condition}"
-        await asyncio.sleep(LOOK_EVERY)
+        await asyncio.sleep(every)
 
 
 def block_until(condition: Callable[[], Any], within: float = PATIENCE, what: str = "") -> Any:
