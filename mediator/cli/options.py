@@ -246,7 +246,7 @@ def asks(operation: str, done: str, *, confirm: str = "", **fixed: Any) -> Calla
             answer = options.ask(operation, **fixed, **fields)
             options.print(answer, Template(done).substitute({**fixed, **fields, **answer}))
 
-        return cast(F, command)
+        return cast(F, _mark(command, operation, fixed))
 
     return decorate
 
@@ -261,9 +261,15 @@ def lists(
         def command(*, options: CommandOptions, **fields: Any) -> None:
             options.print_records(options.ask(operation, **fixed, **fields), name, columns, nothing, cells)
 
-        return cast(F, command)
+        return cast(F, _mark(command, operation, fixed))
 
     return decorate
+
+
+def _mark(command: Callable[..., None], operation: str, fixed: Mapping[str, Any]) -> Any:
+    """Note which operation a command asks, and the fields that are fixed."""
+    command.asked = operation, frozenset(fixed)  # type: ignore[attr-defined]
+    return command
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """The admin API of a running service: each role on each endpoint, payloads, the audit log, and its document."""
 
 import base64
+import inspect
 from collections import defaultdict
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -9,11 +10,13 @@ from typing import Any
 import pytest
 from openapi_spec_validator import validate
 
+from mediator.cli import build_app
 from mediator.mailboxes.address import redact
 from mediator.operate.control import send_command
 from mediator.operate.operations import ROLES, Right
 from tests.harness.app import Answer, App, app, card
 from tests.harness.waiting import until
+from tests.unit.test_cli import commands
 
 TOKENS = {role: f"token-of-a-{role}-role" for role in ROLES}
 OPERATORS = {"tokens": [{"name": f"{role}er", "token": token, "roles": [role]} for role, token in TOKENS.items()]}
@@ -295,3 +298,13 @@ async def test_this_machine_needs_a_token_once_there_are_tenants(tmp_path: Path)
         asked = await send_command(tmp_path, "tenant-add", tenant="acme")
         assert asked["error"] == ""
         assert (await service.call("GET", f"{V1}/overview")).json["code"] == "not_signed_in"
+
+
+async def test_commands_send_only_fields_that_their_operation_has(admin: Admin) -> None:
+    found = {operation.name: operation for operation in admin.app.service.operations.all()}
+    asking = [(path, command.callback) for path, command in commands(build_app()) if hasattr(command.callback, "asked")]
+    assert len(asking) > 10
+    for path, callback in asking:
+        operation, fixed = callback.asked
+        sent = {*inspect.signature(callback).parameters, *fixed} - {"config", "data_dir", "as_json", "yes"}
+        assert sent <= set(found[operation].fields), path
