@@ -173,7 +173,7 @@ async def test_what_is_forgotten_of_one_agent_lifts_it_no_more() -> None:
         await one.directory.feedback("default", FeedbackRequest(query_id, "agent.tide", True), "")
         rows = pack_rows(VECTOR[None])
         made = [CardVectors(no, 1 + at, rows) for at, no in enumerate((boats, tide))]
-        await one.broker.write(lambda tx, _now: tx.table(RegistryTables).vectors.put(SPACE, made))
+        await one.broker.write(lambda tx, _now: tx.table(RegistryTables).vectors.save(SPACE, made))
 
         async def lifts() -> dict[int, float]:
             index = await one.updater.index("default")
@@ -205,8 +205,8 @@ def test_the_memory_is_off_where_parties_share_a_tenant() -> None:
     names = ("alone", "shared", "keys", "default")
     assert [policy.applies_to(name) for name in names] == [True, False, False, True]
     assert replace(policy, tenants=frozenset({"shared"})).applies_to("shared")
-    assert not any(replace(policy, mode="off").on(name) for name in names)
-    assert all(replace(policy, mode="on").on(name) for name in names)
+    assert not any(replace(policy, mode="off").applies_to(name) for name in names)
+    assert all(replace(policy, mode="on").applies_to(name) for name in names)
     external = TenantDirectory(make_settings(nats_url="nats://127.0.0.1:4223"), lambda: 0)
     assert not replace(policy, parties=external.parties).applies_to("default"), "its users are not known here"
 
