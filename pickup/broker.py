@@ -129,22 +129,22 @@ class MediationBroker:
         """Run a read of committed data, on a reader thread."""
         return await self.broker.read(lambda tx, now: work(tx.table(MediationTransaction), now))
 
-    async def write(self, work: Work[T], place: MailboxKey | None = None, *, when_full: bool = False) -> T:
+    async def write(self, work: Work[T], mailbox_key: MailboxKey | None = None, *, when_full: bool = False) -> T:
         """Run a change with the next commit.
 
-        ``place`` is the mailbox it concerns, by tenant and address, which orders the locks; ``when_full`` is as for
+        ``mailbox_key`` is the mailbox it concerns, whose lock comes first; ``when_full`` is as for
         :meth:`mediator.broker.Broker.write`.
         """
         envelope, counted = self._envelope, _counted(work)
         if envelope is None:
-            result, events = await self.broker.write(counted, place, when_full=when_full)
+            result, events = await self.broker.write(counted, mailbox_key, when_full=when_full)
             self.uses.count(events)
             return result
 
         def first(tx: Transaction, now: int) -> tuple[tuple[T, list[Event]]] | None:
             return replays.once(tx.table(MediationTransaction), envelope, lambda: counted(tx, now), now)
 
-        done = await self.broker.write(first, place, when_full=when_full)
+        done = await self.broker.write(first, mailbox_key, when_full=when_full)
         if done is None:
             raise ReplayedError
         self._envelope = None
@@ -188,8 +188,10 @@ class MediationBroker:
 
         On a full disk only an ending is taken: each new DID begins replay records of its own, without end (D13).
         """
-        place, ends = None if connection is None else connection.place, rotation.caller is None
-        return await self.write(lambda tx, now: connecting.rotate(tx, self.rules, rotation, now), place, when_full=ends)
+        mailbox_key, ends = None if connection is None else connection.mailbox_key, rotation.caller is None
+        return await self.write(
+            lambda tx, now: connecting.rotate(tx, self.rules, rotation, now), mailbox_key, when_full=ends
+        )
 
     async def request_mediation(self, connection: Connection | None, new: NewConnection | None) -> Connection:
         """Grant a mailbox (RFC 0211 §mediation-request); ``new`` is a v2 peer, connected by this very request (D1).
@@ -199,12 +201,14 @@ class MediationBroker:
         bounds = self.broker.bounds
         return await self.write(
             lambda tx, now: connecting.request_mediation(tx, bounds, os.urandom, self.rules, connection, new, now),
-            None if connection is None else connection.place,
+            None if connection is None else connection.mailbox_key,
         )
 
     async def set_push_device(self, connection: Connection, device: PushDevice | None) -> Connection:
         """Keep the phone to notify for a connection, None: no more (RFC 0734, RFC 0699)."""
-        return await self.write(lambda tx, _now: connecting.set_push_device(tx, connection, device), connection.place)
+        return await self.write(
+            lambda tx, _now: connecting.set_push_device(tx, connection, device), connection.mailbox_key
+        )
 
     async def forget_push_device(self, no: int, device: PushDevice) -> None:
         """Notify a phone no more, unless its connection has registered another one meanwhile."""
@@ -213,7 +217,9 @@ class MediationBroker:
     async def disconnect(self, tenant: str, no: int) -> None:
         """End a connection; :class:`NoSuchConnectionError` when the tenant has none of this number (D8)."""
         connection = await self.read(lambda tx, _now: listing.get_connection(tx, tenant, no))
-        await self.write(lambda tx, now: connecting.disconnect(tx, connection, now), connection.place, when_full=True)
+        await self.write(
+            lambda tx, now: connecting.disconnect(tx, connection, now), connection.mailbox_key, when_full=True
+        )
 
     async def list_connections(self, tenant: str, after: int, limit: int) -> ConnectionPage:
         """Return connections of a tenant behind a number, in order, with what waits for each."""
@@ -262,7 +268,7 @@ class MediationBroker:
         """Change a keylist, each update on its own (RFC 0211 §keylist-update, D8)."""
         return await self.write(
             lambda tx, now: granting.update_keylist(tx, self.rules, connection, updates, proven, now, own),
-            connection.place,
+            connection.mailbox_key,
         )
 
     # Forwards.
@@ -285,10 +291,10 @@ class MediationBroker:
             self._mailbox_keys.get(first),
         )
         self.uses.count(events)
-        if outcome.places and self._mailbox_keys.get(first) != outcome.places[0]:
+        if outcome.mailbox_keys and self._mailbox_keys.get(first) != outcome.mailbox_keys[0]:
             if len(self._mailbox_keys) >= MAX_MAILBOX_KEYS:
                 self._mailbox_keys.clear()
-            self._mailbox_keys[first] = outcome.places[0]
+            self._mailbox_keys[first] = outcome.mailbox_keys[0]
         return outcome
 
     # The queue of a connection.
@@ -318,7 +324,7 @@ class MediationBroker:
             settled = message_queue.confirm_batch(tx, connection, now) if confirm_batch else connection
             return message_queue.deliver(tx, settled, limit, recipient, budget, now, leased)
 
-        return self._observed(connection, await self.write(work, connection.place, when_full=True))
+        return self._observed(connection, await self.write(work, connection.mailbox_key, when_full=True))
 
     async def pick(
         self, connection: Connection, ids: Sequence[int], budget: int, *, confirm_batch: bool = True
@@ -329,7 +335,7 @@ class MediationBroker:
             settled = message_queue.confirm_batch(tx, connection, now) if confirm_batch else connection
             return message_queue.pick(tx, settled, ids, budget, now)
 
-        return self._observed(connection, await self.write(work, connection.place, when_full=True))
+        return self._observed(connection, await self.write(work, connection.mailbox_key, when_full=True))
 
     async def acknowledge(
         self, connection: Connection, ids: Sequence[int], leased: Collection[int] = ()
@@ -341,7 +347,7 @@ class MediationBroker:
             message_queue.acknowledge(tx, settled, ids, now)
             return message_queue.status(tx, settled, None, now, leased)
 
-        return await self.write(work, connection.place, when_full=True)
+        return await self.write(work, connection.mailbox_key, when_full=True)
 
     async def confirm(self, connection: Connection, ids: Sequence[int], *, in_use: bool = False) -> None:
         """Remove messages that the transport says have come (D7); ``in_use``: that shows its holder is there."""
@@ -351,12 +357,12 @@ class MediationBroker:
             if in_use:
                 connecting.note_use(tx, connection, now)
 
-        await self.write(work, connection.place, when_full=True)
+        await self.write(work, connection.mailbox_key, when_full=True)
 
     async def confirm_batch(self, connection: Connection) -> None:
         """Remove what the last batch carried: its holder asks again (D7)."""
         await self.write(
-            lambda tx, now: message_queue.confirm_batch(tx, connection, now), connection.place, when_full=True
+            lambda tx, now: message_queue.confirm_batch(tx, connection, now), connection.mailbox_key, when_full=True
         )
 
     # Live mode, relay and push notifications.
@@ -371,20 +377,20 @@ class MediationBroker:
         """Hand out messages from ``cursor`` on in order of msg_id; they stay queued (D6, D10)."""
         messages, behind = await self.write(
             lambda tx, now: message_queue.next_arrived(tx, connection, cursor, limit, budget, now, leased),
-            connection.place,
+            connection.mailbox_key,
             when_full=True,
         )
         return Arrived(self._observed(connection, messages), behind)
 
     def _observed(self, connection: Connection, messages: list[Message]) -> list[Message]:
         """Return messages that are handed out, after tracing has seen them."""
-        if messages and connection.place is not None:
-            self.broker.trace.delivered(messages, connection.place[1], "didcomm")
+        if messages and connection.mailbox_key is not None:
+            self.broker.trace.delivered(messages, connection.mailbox_key[1], "didcomm")
         return messages
 
-    async def find_relayed(self, places: Sequence[MailboxKey]) -> list[Connection | None]:
+    async def find_relayed(self, mailbox_keys: Sequence[MailboxKey]) -> list[Connection | None]:
         """Return for each mailbox the connection it was granted to; None for mailboxes of others."""
-        return await self.read(lambda tx, _now: [listing.connection_of(tx, place) for place in places])
+        return await self.read(lambda tx, _now: [listing.connection_of(tx, key) for key in mailbox_keys])
 
     async def list_waiting(self, tenant: str, after: int, limit: int) -> tuple[list[Connection], int | None]:
         """Return those of the next ``limit`` connections with mail and an endpoint, and where the next page begins."""

@@ -128,20 +128,20 @@ class EndpointRelay:
             if now >= forget_at or len(self._idle) > MAX_REMEMBERED:
                 self._idle.clear()
                 forget_at = now + IDLE_SECONDS
-            places = list(islice(self._woken, PAGE))
-            for place in places:
-                del self._woken[place]
+            keys = list(islice(self._woken, PAGE))
+            for key in keys:
+                del self._woken[key]
             if not self._woken:
                 self._wakeup.clear()
-            holders = await self._try_read(self._mediation.find_relayed(places))
+            holders = await self._try_read(self._mediation.find_relayed(keys))
             if holders is None:
-                self._woken.update(dict.fromkeys(places))
+                self._woken.update(dict.fromkeys(keys))
                 self._wakeup.set()
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
-            for place, holder in zip(places, holders, strict=True):
+            for key, holder in zip(keys, holders, strict=True):
                 if holder is None or not _has_endpoint(holder):
-                    self._idle.add(place)
+                    self._idle.add(key)
                 else:
                     self._start(holder.no)
 

@@ -14,6 +14,7 @@ from mediator.announcer import Announcer
 from mediator.broker import WAKE_KEY_BYTES
 from mediator.errors import BusyError, LiveModeError, MediatorError, NotEnrolledError
 from mediator.mailboxes.bounds import DAY
+from mediator.mailboxes.mailbox import MailboxKey
 from mediator.mailboxes.message import Message
 from pickup.broker import MediationBroker
 from pickup.channels import AfterReply, TransportChannel
@@ -123,10 +124,10 @@ class _Session:
     task: "asyncio.Task[None] | None" = None
 
     @property
-    def place(self) -> tuple[str, str]:
-        place = self.connection.place
-        assert place is not None, "a session needs a mailbox"
-        return place
+    def mailbox_key(self) -> MailboxKey:
+        key = self.connection.mailbox_key
+        assert key is not None, "a session needs a mailbox"
+        return key
 
 
 class SessionView(NamedTuple):
@@ -337,7 +338,7 @@ class LiveSessions:
     async def _push_all(self, session: _Session) -> None:
         push = self._push_bare if session.type is None else self._push_delivery
         pause = RETRY_SECONDS
-        with self._broker.watching(session.place) as woken:
+        with self._broker.watching(session.mailbox_key) as woken:
             while True:
                 woken.clear()
                 try:

@@ -11,8 +11,7 @@ from aiohttp import ClientWebSocketResponse, WSMsgType
 
 from mediator.errors import AddressRefusedError, MediatorError, UnreachableError
 from mediator.http.guard import Guard
-from pickup import media_types
-from pickup.envelope import Envelopes
+from pickup.envelope import MEDIA_TYPES, Envelopes
 from pickup.message import DIDCOMM, encode
 from pickup.metrics import DidcommMetrics
 from pickup.rules.names import base58, is_ed25519, verkey
@@ -110,9 +109,7 @@ class OutboundClient:
         return envelope
 
     async def _post(self, message: OutboundMessage, envelope: bytes) -> DeliveryOutcome:
-        status = await self._guard.post(
-            message.endpoint, envelope, media_types.WRITTEN[message.generation], POST_SECONDS
-        )
+        status = await self._guard.post(message.endpoint, envelope, MEDIA_TYPES[message.generation], POST_SECONDS)
         if 200 <= status < 300:
             return DeliveryOutcome.DELIVERED
         return DeliveryOutcome.REFUSED if status in _REFUSALS else DeliveryOutcome.FAILED

@@ -13,10 +13,10 @@ from mediator.http.app import lift_time_limit
 from mediator.http.connections import Address, HttpConnection
 from mediator.http.direct import DirectAnswer, DirectRequest
 from mediator.request_context import NO_TRACE, TraceHooks
-from pickup import media_types
 from pickup.access import AddressGate
 from pickup.channels import ReturnRoutes, TenantSockets, TransportChannel
 from pickup.connection_use import client_family
+from pickup.envelope import MEDIA_TYPES, V1_MEDIA_TYPES, V2_MEDIA_TYPE
 from pickup.metrics import OK, DidcommMetrics
 from pickup.rules.records import Generation
 from pickup.websocket import CLOSE_SECONDS, InboundByteLimiter, Receiver, WebSocket, WebSocketChannel
@@ -31,6 +31,8 @@ Page = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _NAME = "http"
 _ACCEPTED = DirectAnswer(202)
+_UNSPECIFIC = "application/json"
+_KNOWN = frozenset({*V1_MEDIA_TYPES, V2_MEDIA_TYPE, _UNSPECIFIC})
 
 
 class ChannelListener(Protocol):
@@ -132,9 +134,7 @@ class Transports:
             return _ACCEPTED
         envelope, generation = exchange.answer
         answered = (
-            media_type
-            if generation is Generation.V1 and media_type in media_types.V1
-            else media_types.WRITTEN[generation]
+            media_type if generation is Generation.V1 and media_type in V1_MEDIA_TYPES else MEDIA_TYPES[generation]
         )
         return DirectAnswer(200, envelope, answered)
 
@@ -255,10 +255,10 @@ def _media_type(headers: Mapping[str, str]) -> str:
 
     Any type is accepted, since clients write many: whether the body is an envelope, the body says.
     """
-    written = headers.get(hdrs.CONTENT_TYPE, media_types.UNSPECIFIC)
+    written = headers.get(hdrs.CONTENT_TYPE, _UNSPECIFIC)
     if headers.get(hdrs.CONTENT_ENCODING, "identity").strip().lower() != "identity":
         raise web.HTTPUnsupportedMediaType
-    if written in media_types.ACCEPTED:
+    if written in _KNOWN:
         return written
     written = written.partition(";")[0].strip().lower()
     return written if "/" in written else f"application/{written}"

@@ -96,11 +96,13 @@ LOOK_SECONDS = 30.0
 class OwnIdentities:
     """Implements :class:`pickup.dids.document.Secrets` and :class:`pickup.dids.resolver.KnownDids`."""
 
-    def __init__(self, mediation: MediationBroker, vault: Vault, tenants: Sequence[str], place: PublicEndpoint) -> None:
+    def __init__(
+        self, mediation: MediationBroker, vault: Vault, tenants: Sequence[str], endpoint: PublicEndpoint
+    ) -> None:
         self._mediation = mediation
         self._vault = vault
         self._tenants = tenants
-        self._place = place
+        self._endpoint = endpoint
         self._keys: dict[int, IdentityKeys] = {}
         self._kept: list[StoredIdentity] = []
         self._index = IdentityIndex()
@@ -188,7 +190,7 @@ class OwnIdentities:
 
     def invitation_dids(self, tenant: str, key: str) -> tuple[str, str]:
         """Return the DIDs of an invitation, by its canonical key: with one service, and with the WebSocket's too."""
-        keys, url = self._keys[self.current(tenant).no], self._place.public_url
+        keys, url = self._keys[self.current(tenant).no], self._endpoint.public_url
         return own_dids.v2_did(keys, url, key), own_dids.socket_did(keys, url, key)
 
     async def rotate(self, tenant: str) -> Identity:
@@ -243,7 +245,7 @@ class OwnIdentities:
         """Make missing identities, and save the DIDs that the present URL gives; runs in a transaction."""
         kept = tx.identities.all()
         for identity in kept:
-            dids = self._place.dids(identity, self._read(identity))
+            dids = self._endpoint.dids(identity, self._read(identity))
             if identity.retired_at is None and dids != identity.dids:
                 tx.identities.save(replace(identity, dids=dids))
         have = {identity.tenant for identity in kept if identity.retired_at is None}
@@ -255,7 +257,7 @@ class OwnIdentities:
     def _make(self, tx: MediationTransaction, tenant: str, now: int) -> None:
         sealed = self._vault.seal(making.make())
         kept = tx.identities.add(tenant, sealed, (), now)
-        tx.identities.save(replace(kept, dids=self._place.dids(kept, self._read(kept))))
+        tx.identities.save(replace(kept, dids=self._endpoint.dids(kept, self._read(kept))))
 
     def _read(self, kept: StoredIdentity) -> IdentityKeys:
         return making.read(self._vault.open(kept.sealed))
@@ -270,5 +272,5 @@ class OwnIdentities:
         self._keys = {one.no: self._keys.get(one.no) or self._read(one) for one in kept}
         index = IdentityIndex()
         for one in kept:
-            index.add(one, self._keys[one.no], self._place)
+            index.add(one, self._keys[one.no], self._endpoint)
         self._kept, self._index = kept, index

@@ -7,6 +7,12 @@ from typing import Any, Protocol
 from pickup.envelope.reading import Jws
 from pickup.rules.records import Generation
 
+V1_MEDIA_TYPES = ("application/didcomm-envelope-enc", "application/ssi-agent-wire")
+"""RFC 0044, and the older one of RFC 0025."""
+V2_MEDIA_TYPE = "application/didcomm-encrypted+json"
+MEDIA_TYPES = {Generation.V1: V1_MEDIA_TYPES[0], Generation.V2: V2_MEDIA_TYPE}
+"""What is written."""
+
 
 @dataclass(slots=True)
 class OpenedEnvelope:

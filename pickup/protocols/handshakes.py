@@ -285,7 +285,7 @@ async def reuse(request: InboundRequest) -> Sequence[ReplyMessage]:
         raise NoSuchInvitationError
     if not request.repeated:
         request.connection = await request.mediation.write(
-            lambda tx, now: connecting.reuse(tx, connection, pthid, now), connection.place
+            lambda tx, now: connecting.reuse(tx, connection, pthid, now), connection.mailbox_key
         )
     return [request.reply("handshake-reuse-accepted", pthid=pthid)]
 

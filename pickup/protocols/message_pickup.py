@@ -308,7 +308,7 @@ class Batches:
             else:
                 await request.mediation.write(
                     lambda tx, _now: message_queue.note_batch(tx, connection, mails, handed_in),
-                    connection.place,
+                    connection.mailbox_key,
                     when_full=True,
                 )
 

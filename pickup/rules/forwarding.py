@@ -10,7 +10,7 @@ from typing import Any
 from mediator.errors import ArchiveBacklogFullError, BadRequestError, MessageTooLargeError, QuotaExceededError
 from mediator.mailboxes import sending
 from mediator.mailboxes.bounds import DAY, Bounds
-from mediator.mailboxes.mailbox import Mailbox
+from mediator.mailboxes.mailbox import Mailbox, MailboxKey
 from mediator.mailboxes.message import Draft, Usage
 from mediator.mailboxes.quotas import Quotas
 from mediator.mailboxes.sending import Send
@@ -101,15 +101,15 @@ class ForwardOutcome:
     """Nobody has the key, the operator denies it, or the message has expired."""
     full: int = 0
     """Dropped: a limit of the holder, the mailbox or the tenant is reached."""
-    places: tuple[tuple[str, str], ...] = ()
-    """Tenant and address of the mailboxes that got messages."""
+    mailbox_keys: tuple[MailboxKey, ...] = ()
+    """The mailboxes that got messages."""
 
     def __add__(self, other: "ForwardOutcome") -> "ForwardOutcome":
         return ForwardOutcome(
             self.queued + other.queued,
             self.unroutable + other.unroutable,
             self.full + other.full,
-            self.places + other.places,
+            self.mailbox_keys + other.mailbox_keys,
         )
 
 
@@ -125,7 +125,7 @@ def forward(
         if len(payload) > bounds.max_message:
             raise MessageTooLargeError(len(payload), bounds.max_message)
     queued = unroutable = full = 0
-    places: list[tuple[str, str]] = []
+    mailbox_keys: list[MailboxKey] = []
     expired = request.expire_at is not None and request.expire_at <= now
     for key in dict.fromkeys(request.keys):
         named = None if expired else _find(tx, rules, request.tenant, key, now)
@@ -138,14 +138,14 @@ def forward(
             for route, mailbox in found:
                 if _keep(tx, bounds, quotas, rules, request, route, mailbox, payload, now):
                     queued += 1
-                    places.append(mailbox.key)
+                    mailbox_keys.append(mailbox.key)
                 else:
                     full += 1
                 if now - route.used_at >= DAY:
                     tx.routes.used(route, now)
     if not queued:
         tx.write_heartbeat(now)
-    return ForwardOutcome(queued, unroutable, full, tuple(dict.fromkeys(places)))
+    return ForwardOutcome(queued, unroutable, full, tuple(dict.fromkeys(mailbox_keys)))
 
 
 def _find(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 
 from mediator.mailboxes.bounds import DAY, SECOND
+from mediator.mailboxes.mailbox import MailboxKey
 
 
 class Generation(StrEnum):
@@ -122,7 +123,7 @@ class Connection(NewConnection):
     """When it was done here."""
 
     @property
-    def place(self) -> tuple[str, str] | None:
+    def mailbox_key(self) -> MailboxKey | None:
         """Tenant and address of its mailbox, if it has one; the store locks it first."""
         return None if self.address is None else (self.tenant, self.address)
 

@@ -2,7 +2,7 @@
 
 Locks on PostgreSQL: mailboxes come before connections, both in order of their numbers where there are several. Routes
 are not locked by a look, since every forward looks; what changes one says whose it believes it to be. So a change of a
-mailbox and a connection names the place of the mailbox when the transaction begins.
+mailbox and a connection names the key of the mailbox when the transaction begins.
 """
 
 from collections.abc import Mapping, Sequence
@@ -188,7 +188,7 @@ class Connections(Table):
         return rows
 
     def unseen(self, since: int, after: ConnectionCursor, limit: int) -> Sequence[Connection]:
-        """Return connections of all tenants last seen at ``since`` or before, behind a place, in order of places."""
+        """Return connections of all tenants last seen at ``since`` or before, behind a cursor, in that order."""
         sql = f"{_CONNECTION} WHERE seen_at <= ? AND (seen_at, no) > (?, ?) ORDER BY seen_at, no LIMIT ?"
         return [_connection(row) for row in self._session.dialect.execute(sql, (since, *after, limit))]
 

@@ -36,7 +36,7 @@ async def test_recipients_are_served_apart(mediation):
     alice, bob = await enrol(mediation, 1, key(10)), await enrol(mediation, 2, key(20))
     outcome = await mediation.forward(Forward("default", (key(10), key(20), key(99), key(10)), (b"a", b"b")))
     assert (outcome.queued, outcome.unroutable, outcome.full) == (4, 2, 0)
-    assert set(outcome.places) == {("default", alice.address), ("default", bob.address)}
+    assert set(outcome.mailbox_keys) == {("default", alice.address), ("default", bob.address)}
     for holder in (alice, bob):
         assert payloads(await mediation.deliver(holder, 100, AMPLE)) == [b"a", b"b"]
 

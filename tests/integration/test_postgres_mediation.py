@@ -146,7 +146,7 @@ def test_a_connection_ends_while_its_mailbox_is_locked(url, store, instances):
             ended.append(connecting.disconnect(tx, holder, NOW))
 
     ender = threading.Thread(target=end, daemon=True)
-    with within(store.transaction([holder.place]), MediationTransaction) as tx:
+    with within(store.transaction([holder.mailbox_key]), MediationTransaction) as tx:
         ender.start()
         wait_for_a_lock(url)
         # Who waits for the mailbox has not locked the connection, or neither would ever go on.
