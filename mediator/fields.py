@@ -60,8 +60,11 @@ class Fields:
 
     def read(self, table: "FieldTable") -> dict[str, Any]:
         """Read all fields that a table declares; None stands for those that are absent."""
-        values = self._values
-        return {name: None if values.get(name) in (None, "") else read(self, name) for name, read in table.items()}
+        given: dict[str, Any] = dict.fromkeys(table)
+        for name, value in self._values.items():
+            if value is not None and value != "" and name in table:
+                given[name] = table[name](self, name)
+        return given
 
     def _get(self, name: str) -> Any:
         value = self._values.get(name)
@@ -180,7 +183,7 @@ class Fields:
 
 
 FieldTable = Mapping[str, Callable[[Fields, str], Any]]
-"""The fields of an object, each with what reads it: a method of :class:`Fields`, with its bounds in a ``partial``."""
+"""The fields of an object, each with what reads it by its name."""
 
 
 class StrictFields:

@@ -55,13 +55,7 @@ class RecordingFields(Fields):
         return True
 
     def read(self, table: FieldTable) -> dict[str, Any]:  # noqa: D102
-        return {name: self._read(read, name) for name, read in table.items()}
-
-    def _read(self, read: Callable[..., Any], name: str) -> Any:
-        """Read a field as its table says, but by the method of this class."""
-        method = getattr(read, "func", read)
-        own = getattr(self, method.__name__, None)
-        return read(self, name) if own is None else own(name, **getattr(read, "keywords", {}))
+        return {name: read(self, name) for name, read in table.items()}
 
     def _note(self, name: str, schema: Json) -> None:
         self.schema[name] = schema

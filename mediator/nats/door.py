@@ -194,7 +194,8 @@ class Door:
             if route is None:
                 if name != SELF_TEST:
                     raise UnknownSubjectError(API + name)
-                self._answer(message, self._options.instance.encode())
+                answer = message.answer or partial(self._replies.put, message.reply)
+                answer(self._options.instance.encode())
                 return
             pending.verb, pending.empty, start = route
             tenant = pending.tenant = self._accounts.tenant_of(account or DEFAULT_TENANT)
@@ -219,10 +220,8 @@ class Door:
         if self._logs_requests:
             ms = round(seconds * 1000, 3)
             log.debug("request", verb=verb, tenant=pending.tenant, result=result, ms=ms, request_id=_scope(message).id)
-        name = message.client.name
-        self._answer(message, encode_python_reply(reply) if name and is_python_client(name) else reply)
-
-    def _answer(self, message: Request, reply: bytes) -> None:
+        if (name := message.client.name) and is_python_client(name):
+            reply = encode_python_reply(reply)
         if message.answer is None:
             self._replies.put(message.reply, reply)
         else:

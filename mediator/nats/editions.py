@@ -163,15 +163,15 @@ def encode_python_push(msg_id: int, payload: bytes) -> bytes:
 # Verbs.
 
 PUBLIC_LIST: Final[FieldTable] = {
-    "limit": partial(Fields.number, lowest=1, highest=MAX_LIMIT, zero_is_absent=True),
-    "page": partial(Fields.number, lowest=1, highest=MAX_PAGE, zero_is_absent=True),
-    "cursor": partial(Fields.text, longest=4096),
-    "tag": partial(Fields.words, most=MAX_TAGS, longest=MAX_TAG),
+    "limit": lambda fields, name: fields.number(name, 1, MAX_LIMIT, zero_is_absent=True),
+    "page": lambda fields, name: fields.number(name, 1, MAX_PAGE, zero_is_absent=True),
+    "cursor": lambda fields, name: fields.text(name, 4096),
+    "tag": lambda fields, name: fields.words(name, MAX_TAGS, MAX_TAG),
 }
 LIST: Final[FieldTable] = {
-    "max_count": partial(Fields.number, lowest=1, highest=MAX_FETCH, zero_is_absent=True),
-    "headers_only": Fields.flag,
-    "tag": partial(Fields.words, most=MAX_TAGS, longest=MAX_TAG),
+    "max_count": lambda fields, name: fields.number(name, 1, MAX_FETCH, zero_is_absent=True),
+    "headers_only": lambda fields, name: fields.flag(name),
+    "tag": lambda fields, name: fields.words(name, MAX_TAGS, MAX_TAG),
 }
 
 

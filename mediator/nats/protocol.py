@@ -55,6 +55,8 @@ MAX_SECONDS = 100 * 366 * 24 * 3600
 ENCODINGS = ("base64", "utf8")
 KINDS = (Kind.STANDARD, Kind.LATEST)
 """The kinds that CREATE accepts; others are the service's own (D1, E9)."""
+RETENTIONS = tuple(Retention)
+DELIVERIES = tuple(Deliver)
 MAX_BATCH = 1000
 """Messages in one BATCH."""
 BATCH_REPLY_BYTES = 1024
@@ -85,57 +87,58 @@ def _read_ack_wait(fields: Fields, name: str) -> int | None:
     return ack_wait
 
 
-_TEXT: Final = partial(Fields.text, longest=4096)
-_DESC: Final = partial(Fields.text, longest=MAX_DESC, lines=True)
-_TAGS: Final = partial(Fields.words, most=MAX_TAGS, longest=MAX_TAG)
-_GROUP: Final = partial(Fields.text, longest=MAX_GROUP_NAME)
-_ID: Final = partial(Fields.number, lowest=0, highest=None)
-_COUNT: Final = partial(Fields.number, lowest=1, highest=MAX_FETCH, zero_is_absent=True)
+def _read_tags(fields: Fields, name: str) -> tuple[str, ...] | None:
+    return fields.words(name, MAX_TAGS, MAX_TAG)
+
 
 CREATE: Final[FieldTable] = {
-    "name": _TEXT,
-    "ttl": partial(Fields.number, lowest=0, highest=MAX_SECONDS),
-    "desc": _DESC,
-    "tags": _TAGS,
-    "public": Fields.flag,
-    "type": partial(Fields.choice, words=KINDS),
-    "retention": partial(Fields.choice, words=tuple(Retention)),
-    "archive": Fields.flag,
+    "name": lambda fields, name: fields.text(name, 4096),
+    "ttl": lambda fields, name: fields.number(name, 0, MAX_SECONDS),
+    "desc": lambda fields, name: fields.text(name, MAX_DESC, lines=True),
+    "tags": _read_tags,
+    "public": lambda fields, name: fields.flag(name),
+    "type": lambda fields, name: fields.choice(name, KINDS),
+    "retention": lambda fields, name: fields.choice(name, RETENTIONS),
+    "archive": lambda fields, name: fields.flag(name),
     "ack_wait_ms": _read_ack_wait,
 }
-UPDATE: Final[FieldTable] = {"token": partial(Fields.text, longest=256), "desc": _DESC, "tags": _TAGS}
+UPDATE: Final[FieldTable] = {
+    "token": lambda fields, name: fields.text(name, 256),
+    "desc": lambda fields, name: fields.text(name, MAX_DESC, lines=True),
+    "tags": _read_tags,
+}
 FETCH: Final[FieldTable] = {
-    "group_name": _GROUP,
-    "deliver": partial(Fields.choice, words=tuple(Deliver)),
-    "from_time": Fields.time,
-    "from_id": _ID,
-    "force_deliver": Fields.flag,
-    "encoding": partial(Fields.choice, words=ENCODINGS),
+    "group_name": lambda fields, name: fields.text(name, MAX_GROUP_NAME),
+    "deliver": lambda fields, name: fields.choice(name, DELIVERIES),
+    "from_time": lambda fields, name: fields.time(name),
+    "from_id": lambda fields, name: fields.number(name, 0, None),
+    "force_deliver": lambda fields, name: fields.flag(name),
+    "encoding": lambda fields, name: fields.choice(name, ENCODINGS),
 }
 FETCH_CONFIG: Final[FieldTable] = {
-    "num_msgs": _COUNT,
-    "max_wait_ms": partial(Fields.number, lowest=0, highest=MAX_WAIT),
+    "num_msgs": lambda fields, name: fields.number(name, 1, MAX_FETCH, zero_is_absent=True),
+    "max_wait_ms": lambda fields, name: fields.number(name, 0, MAX_WAIT),
     "ack_wait_ms": _read_ack_wait,
-    "max_deliver": partial(Fields.number, lowest=1, highest=MAX_DELIVER),
+    "max_deliver": lambda fields, name: fields.number(name, 1, MAX_DELIVER),
 }
 ACK: Final[FieldTable] = {
-    "group_name": _GROUP,
-    "mail_address": _TEXT,
-    "msg_id": _ID,
-    "msg_ids": partial(Fields.numbers, most=MAX_IDS),
+    "group_name": lambda fields, name: fields.text(name, MAX_GROUP_NAME),
+    "mail_address": lambda fields, name: fields.text(name, 4096),
+    "msg_id": lambda fields, name: fields.number(name, 0, None),
+    "msg_ids": lambda fields, name: fields.numbers(name, MAX_IDS),
 }
-NACK: Final[FieldTable] = {**ACK, "delay_ms": partial(Fields.number, lowest=0, highest=MAX_ACK_WAIT)}
+NACK: Final[FieldTable] = {**ACK, "delay_ms": lambda fields, name: fields.number(name, 0, MAX_ACK_WAIT)}
 EXTEND: Final[FieldTable] = {**ACK, "ack_wait_ms": _read_ack_wait}
 QUERY: Final[FieldTable] = {
-    "limit": _COUNT,
-    "key": partial(Fields.text, longest=MAX_KEY),
-    "tags": _TAGS,
-    "tag": _TAGS,
-    "since": Fields.time,
-    "before_id": _ID,
-    "dead": Fields.flag,
-    "headers_only": Fields.flag,
-    "encoding": partial(Fields.choice, words=ENCODINGS),
+    "limit": lambda fields, name: fields.number(name, 1, MAX_FETCH, zero_is_absent=True),
+    "key": lambda fields, name: fields.text(name, MAX_KEY),
+    "tags": _read_tags,
+    "tag": _read_tags,
+    "since": lambda fields, name: fields.time(name),
+    "before_id": lambda fields, name: fields.number(name, 0, None),
+    "dead": lambda fields, name: fields.flag(name),
+    "headers_only": lambda fields, name: fields.flag(name),
+    "encoding": lambda fields, name: fields.choice(name, ENCODINGS),
 }
 
 
@@ -347,12 +350,13 @@ def read_draft(payload: bytes, headers: Mapping[str, str] | None) -> Draft:
             own[name] = value
     if own:
         _check_own(own)
-    for known, value in ours.items():
+    given: dict[str, Any] = {}
+    for name, value in ours.items():
         if has_controls(value):
-            raise BadRequestError(known, "expected UTF-8 without control characters")
-    if "mq9-dedup-id" in ours:
-        ours.pop("nats-msg-id", None)
-    given = {field: read(ours[name], name) for name, (field, read) in SEND_HEADERS.items() if name in ours}
+            raise BadRequestError(name, "expected UTF-8 without control characters")
+        if name != "nats-msg-id" or "mq9-dedup-id" not in ours:
+            field, read = SEND_HEADERS[name]
+            given[field] = read(value, name)
     return Draft(payload, headers=own, **given)
 
 
