@@ -181,7 +181,7 @@ def test_the_registry_never_reads_a_whole_table(tmp_path):
             tx.table(RegistryTables).agents.revision()
             tx.table(RegistryTables).agents.changes(FIRST, SPACE, ALL)
             tx.table(RegistryTables).agents.unseen(T0, LastSeenCursor(-1, 0), ALL)
-            tx.table(RegistryTables).vectors.put(SPACE, [CardVectors(agent.no, 1, b"")])
+            tx.table(RegistryTables).vectors.save(SPACE, [CardVectors(agent.no, 1, b"")])
             tx.table(RegistryTables).vectors.read(SPACE, [agent.no])
             tx.table(RegistryTables).vectors.missing(SPACE, 0, ALL, T0)
             tx.table(RegistryTables).vectors.count(SPACE)

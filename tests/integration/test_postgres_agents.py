@@ -47,7 +47,7 @@ def change(tx, chance) -> int | None:
         return None
     agent = tx.agents.find(TENANT, address)
     embedded = [] if agent is None else [CardVectors(agent.no, agent.card_revision, b"v")]
-    return tx.agents.revision() if tx.vectors.put(SPACE, embedded) else None
+    return tx.agents.revision() if tx.vectors.save(SPACE, embedded) else None
 
 
 class Undone(Exception):

@@ -207,7 +207,7 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
             if old:
                 # The first of them was registered anew while it was encoded.
                 embedded[0] = replace(kept.pop(0), card_revision=0)
-            assert self.agency.run(lambda tx: tx.vectors.put(space, embedded)) == len(kept)
+            assert self.agency.run(lambda tx: tx.vectors.save(space, embedded)) == len(kept)
             if kept:
                 self.revision += 1
             for one in kept:
