@@ -2,12 +2,12 @@
 
 How a message travels: :mod:`.transports` (HTTP POST) or :mod:`.websocket` reads an envelope, :mod:`.receiver` has it
 opened by :mod:`.envelope` and finds the sender's connection, :mod:`.dispatcher` gives the plaintext to the handler of
-its protocol in :mod:`.protocols`. The handler calls a use case of :mod:`.broker`, which runs the rules of
-:mod:`.rules` in one transaction over the tables. The receiver seals the reply and sends it back on the same channel, or
-through :mod:`.outbound` to the sender's endpoint.
+its protocol in :mod:`.protocols`. By :mod:`.broker` the handler runs a rule of :mod:`.rules` in one transaction over
+its tables. The receiver seals the reply and sends it back on the same channel, or through :mod:`.outbound` to the
+sender's endpoint.
 
 Beside that way: :mod:`.live_sessions` pushes mail in live mode, :mod:`.endpoint_relay` sends mail on to holders with an
-endpoint, :mod:`.dids` resolves DIDs and keeps the mediator's own keys,
+endpoint, :mod:`.protocols.push_notification` wakes phones, :mod:`.dids` resolves DIDs and keeps our own keys,
 :mod:`.operate` answers operators, :mod:`.client` is a wallet for scripts. A *holder* is the recipient of mediation
 (RFC 0211); *v1* is DIDComm as in Aries (RFC 0019), *v2* that of didcomm.org.
 """

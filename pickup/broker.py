@@ -1,7 +1,8 @@
-"""The use cases of mediation, awaited: what protocol handlers, sessions, the relay and commands call, nothing below.
+"""The use cases of mediation, awaited: what protocol handlers, sessions, the relay and commands call.
 
-Each runs one rule of :mod:`pickup.rules` in one transaction of the broker of mailboxes. Changes return after the
-commit. Times are milliseconds since the epoch.
+Each runs one rule of :mod:`pickup.rules` in one transaction of the broker of mailboxes. Where nothing is added to a
+rule, callers run it by :meth:`MediationBroker.read` or :meth:`MediationBroker.write`. Changes return after the commit.
+Times are milliseconds since the epoch.
 """
 
 import asyncio

@@ -66,7 +66,7 @@ def is_endpoint(url: str | None) -> bool:
 
 
 class OutboundClient:
-    """Makes one attempt for each call; see :mod:`.outbound_queue` and :mod:`.endpoint_relay` for retries."""
+    """Makes one attempt for each call; see :class:`OutboundQueue` and :mod:`.endpoint_relay` for retries."""
 
     def __init__(self, envelopes: Envelopes, guard: Guard) -> None:
         self._envelopes = envelopes
