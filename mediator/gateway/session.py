@@ -110,7 +110,7 @@ class GatewayContext:
 
 
 class PushSession(ConnectionStreams):
-    """The subscriptions, on the way of their bytes."""
+    """The stored-mail subscriptions of one connection: its protocol adds them, the gateway opens and refuses them."""
 
     closed = False
     tenant: str | None = None
