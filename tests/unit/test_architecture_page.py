@@ -1,4 +1,4 @@
-"""The map of the code, docs/architecture.md, names files and folders that exist; what pages import exists too."""
+"""The map of the code and the guide to adding name files and folders that exist; what pages import exists too."""
 
 import importlib
 import re
@@ -11,10 +11,12 @@ from mediator.parts import Part
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/architecture.md").read_text()
+GUIDE = (ROOT / "docs/howto/extend.md").read_text()
 
 
-def test_paths_on_the_page_exist() -> None:
-    paths = set(re.findall(r"`((?:mediator|pickup|registry|pipeline|migrations|tests|benchmarks)/[\w./-]*)`", PAGE))
+@pytest.mark.parametrize("page", [PAGE, GUIDE], ids=["map", "guide"])
+def test_paths_on_the_page_exist(page: str) -> None:
+    paths = set(re.findall(r"`((?:mediator|pickup|registry|pipeline|migrations|tests|benchmarks)/[\w./-]*)`", page))
     assert paths
     assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
 
@@ -24,8 +26,8 @@ def test_every_room_is_on_the_page() -> None:
     assert [room for room in rooms if f"`{room}`" not in PAGE] == []
 
 
-def test_the_part_on_the_page_is_one() -> None:
-    (code,) = re.findall(r"```python\n(# echo_door.py\n.*?)```", PAGE, re.DOTALL)
+def test_the_part_of_the_guide_is_one() -> None:
+    (code,) = re.findall(r"```python\n(# echo_door.py\n.*?)```", GUIDE, re.DOTALL)
     module: dict[str, Any] = {"__name__": "echo_door"}
     exec(code, module)
     assert isinstance(module["part"], Part)

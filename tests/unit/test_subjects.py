@@ -113,10 +113,9 @@ def test_wildcards_over_others_are_refused_as_by_the_server(subject: str) -> Non
 def test_no_pattern_reads_what_instances_tell_each_other() -> None:
     sources = [path for name in ("mediator", "pickup", "registry", "pipeline") for path in (ROOT / name).rglob("*.py")]
     texts = [path.read_text() for path in sources]
-    topics = {
-        topic for text in texts for topic in re.findall(r'announcer\("(\w+)"\)|^TOPIC: Final = "(\w+)"', text, re.M)
-    }
-    named = {"".join(topic) for topic in topics} | {"wake", "cast", "gateway"}
+    topic = r'announcer\("(\w+)"\)|^(?:\w+_)?TOPIC: Final = "(\w+)"'
+    topics = {found for text in texts for found in re.findall(topic, text, re.M)}
+    named = {"".join(found) for found in topics} | {"wake", "cast", "gateway"}
     assert {"access", "asked", "found", "live", "seen", "sessions", "tenants"} <= named
     for topic in named:
         for pattern in (f"*.{topic}", f"*.{topic}.>", f"mq9ctl.{topic}"):
