@@ -213,8 +213,8 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
                         expected = replace(expected, full=expected.full + 1)
             given = None if expires is None else expire_at
             outcome = self.house.forward(names, *bodies, tenant=tenant, expire_at=given, delay=delay)
-            assert replace(outcome, places=()) == expected
-            assert bool(outcome.places) == (expected.queued > 0)
+            assert replace(outcome, mailbox_keys=()) == expected
+            assert bool(outcome.mailbox_keys) == (expected.queued > 0)
 
         def room(self, queue: Queue, size: int, delay: int | None) -> bool:
             waiting = [waiting.mail for waiting in self.waiting if waiting.queue is queue] if delay is not None else []
