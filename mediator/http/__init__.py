@@ -1,1 +1,1 @@
-"""HTTP: the application, its server and limits, health, tenants, and the guard for outgoing requests."""
+"""HTTP: the application and routes beside it, server and limits, health, who a caller is, and outgoing requests."""
