@@ -126,12 +126,12 @@ class Group:
                     return lane
         return None
 
-    def covered_by(self, lane: Lane, msg_id: int, no_lease: bool = False, every: bool = False) -> list[int]:
+    def covered_by(self, lane: Lane, msg_id: int, no_lease: bool = False, in_all_replies: bool = False) -> list[int]:
         """Per lane, up to which msg_id an ACK of a delivered message without lease reaches; -1: nothing (K2).
 
         An ACK that comes once more covers by its replies alone: what was delivered since is not before it (K3).
-        ``every``: of the replies that held the message only what stood before it in all of them, since the one that is
-        meant may be any: the others may be on their way, with another consumer, or lost.
+        ``in_all_replies``: of the replies that held the message only what stood before it in all of them, since the one
+        that is meant may be any: the others may be on their way, with another consumer, or lost.
         """
         marks = [-1] * len(LANES)
         if no_lease or msg_id > self.settled[lane]:
@@ -141,7 +141,7 @@ class Group:
         if any(len(reply.spans) > 1 for reply in held):
             for higher in LANES[:lane]:
                 lasts = [reply.spans.get(higher, (0, -1))[1] for reply in held]
-                marks[higher] = max(marks[higher], min(lasts) if every else max(lasts))
+                marks[higher] = max(marks[higher], min(lasts) if in_all_replies else max(lasts))
         return marks
 
     def settle(self, marks: Sequence[int]) -> None:

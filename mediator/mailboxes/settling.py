@@ -1,4 +1,9 @@
-"""MSG.ACK, NACK and EXTEND, and dead messages (K1–K4, F6, F7)."""
+"""MSG.ACK, NACK and EXTEND, and dead messages (K1–K4, F6, F7).
+
+An ACK without a lease is cumulative (K2). Say that a reply handed out the critical message 7 and behind it the normal
+ones 3, 4 and 5. An ACK of 4 covers 4, 3 (before it in its lane), and 7 (before it in the reply); 5 comes again. If an
+earlier reply held 3 and 4 alone, and nobody knows which of the two the client got, it covers 3 and 4; 7 comes again.
+"""
 
 from bisect import bisect_right
 from collections.abc import Collection, Sequence, Set
@@ -154,9 +159,9 @@ class _Coverage:
             named[lane].add(msg_id)
             if msg_id not in own[lane] and not group.shared:
                 # Whoever was handed it was handed all that stands before it, maybe on another connection.
-                marks = group.covered_by(lane, msg_id, lease is not None, every=True)
+                marks = group.covered_by(lane, msg_id, lease is not None, in_all_replies=True)
                 self._position = [max(pair) for pair in zip(self._position, marks, strict=True)]
-        self._add_handed(consumer.replies, own, every=not request.connection)
+        self._add_handed(consumer.replies, own, in_all_replies=not request.connection)
         for lane in LANES:
             self._covered[lane] -= claimed[lane]
             self._covered[lane] |= named[lane]
@@ -164,8 +169,8 @@ class _Coverage:
             max(mark, *covered, -1) for mark, covered in zip(self._position, map(sorted, self._covered), strict=True)
         ]
 
-    def _add_handed(self, replies: Sequence[HandedReply], own: Sequence[Set[int]], *, every: bool) -> None:
-        """Add what the connection was handed with or before these messages; ``every`` as for a group's replies."""
+    def _add_handed(self, replies: Sequence[HandedReply], own: Sequence[Set[int]], *, in_all_replies: bool) -> None:
+        """Add what the connection was handed with or before these messages; ``in_all_replies`` as for a group."""
         highest = [max(ids, default=-1) for ids in own]
         for lane in LANES:
             last = max(highest[lane:])
@@ -175,7 +180,7 @@ class _Coverage:
                     set(reply.of_lane(lane)) for reply in replies if not own[lower].isdisjoint(reply.of_lane(lower))
                 ]
                 if held:
-                    self._covered[lane] |= set.intersection(*held) if every else set.union(*held)
+                    self._covered[lane] |= set.intersection(*held) if in_all_replies else set.union(*held)
 
     def covers(self, lane: Lane, msg_id: int) -> bool:
         """Whether a message is acknowledged."""
@@ -244,7 +249,7 @@ class _Settling:
                 no_lease = lease is not None or (handle is None and handed is not None)
                 # Only where FETCHes and ACKs come in the order in which one client made them, the last reply is meant.
                 in_order = handed is not None and bool(self._connection)
-                covered = group.covered_by(lane, msg_id, no_lease, every=not in_order)
+                covered = group.covered_by(lane, msg_id, no_lease, in_all_replies=not in_order)
                 marks = covered if marks is None else [max(pair) for pair in zip(marks, covered, strict=True)]
         if marks is not None:
             before = self.marks
