@@ -33,7 +33,7 @@ def test_each_recipient_gets_a_copy_of_its_own(house: Mediation) -> None:
     alice, bob = house.holder(1, key(10)), house.holder(2, key(20))
     outcome = house.forward([key(10), key(20), key(99)], b"one", b"two")
     assert (outcome.queued, outcome.unroutable, outcome.full) == (4, 2, 0)
-    assert set(outcome.places) == {(TENANT, alice.address), (TENANT, bob.address)}
+    assert set(outcome.mailbox_keys) == {(TENANT, alice.address), (TENANT, bob.address)}
     assert payloads(house.deliver(alice)) == payloads(house.deliver(bob)) == [b"one", b"two"]
     assert house.acknowledge(alice, 0, 1) == 2
     assert (house.status(alice).count, house.status(bob).count) == (0, 2)
