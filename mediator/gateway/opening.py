@@ -37,8 +37,13 @@ DEFAULT_PORT = 4222
 
 
 def push_verbs(connection: NatsConnection, broker: Broker) -> dict[str, Verb]:
-    """Return OPEN and BROADCAST, for the door."""
-    return {OPEN: identity_verb(connection), broadcasts.PREFIX: BroadcastVerb(broker, connection).verb}
+    """Return OPEN and BROADCAST, for the door; who names no broadcast at all is told so too."""
+    broadcast = BroadcastVerb(broker, connection).verb
+    return {
+        OPEN: identity_verb(connection),
+        broadcasts.PREFIX: broadcast,
+        broadcasts.PREFIX.removesuffix("."): broadcast,
+    }
 
 
 def make_sources(

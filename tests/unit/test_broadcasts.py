@@ -1,8 +1,11 @@
 """Broadcasts: how they are read, and what waits for a subscriber (E1, E9, N3, N7)."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest.mock import Mock
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,10 +13,15 @@ from hypothesis import strategies as st
 from mediator.errors import BadRequestError
 from mediator.gateway import broadcasts
 from mediator.gateway.broadcasts import BACKLOG, BACKLOG_BYTES, BroadcastChannel, BroadcastHub
+from mediator.gateway.opening import push_verbs
 from mediator.gateway.subscription import BroadcastMessage, InFlightCounter, Subscription
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.pushing import WINDOW, WINDOW_BYTES
+from mediator.metrics import Metrics
+from mediator.nats.accounts import AccountMap
+from mediator.nats.client import Request
 from mediator.nats.connection import NatsConnection
+from mediator.nats.door import Door, DoorOptions
 from mediator.nats.subjects import PlainSubject, PublicListSubject, classify, overlaps
 
 
@@ -209,3 +217,17 @@ async def test_waiting_bytes_of_an_instance_are_bounded(monkeypatch: Any) -> Non
     assert not one.enqueue(other)
     assert len(two.gets()) == 1
     assert one.enqueue(other)
+
+
+@pytest.mark.rule("E9", "N1")
+@pytest.mark.parametrize("subject", ["BROADCAST", "BROADCAST.", "BROADCAST.one"])
+async def test_a_broadcast_without_domain_or_event_is_told_what_is_missing(subject: str) -> None:
+    connection, broker = Mock(spec=NatsConnection), Mock()
+    broker.knows.return_value = False
+    options = DoorOptions(accounts=False, instance="one", max_pending=10)
+    door = Door(connection, broker, Metrics(), AccountMap({}, ()), options, push_verbs(connection, broker))
+    replied = asyncio.get_running_loop().create_future()
+    door.receive(Request(f"$mq9.AI.{subject}", b"reply", b"x", None, answer=replied.set_result))
+    reply = orjson.loads(await asyncio.wait_for(replied, 5))
+    assert (reply["error_code"], reply.get("msg_id")) == ("bad_request", -1)
+    assert reply["error"].startswith("subject: expected BROADCAST.domain.event")
