@@ -131,13 +131,15 @@ class Group:
 
         An ACK that comes once more covers by its replies alone: what was delivered since is not before it (K3).
         ``in_all_replies``: of the replies that held the message only what stood before it in all of them, since the one
-        that is meant may be any: the others may be on their way, with another consumer, or lost.
+        that is meant may be any: the others may be on their way, with another consumer, or lost. Of a message that is
+        settled (and not handed out again since, ``no_lease``) some of them may be forgotten, so they cover nothing.
         """
         marks = [-1] * len(LANES)
         if no_lease or msg_id > self.settled[lane]:
             for higher in LANES[: lane + 1]:
                 marks[higher] = min(msg_id, self.delivered[higher])
-        held = [reply for reply in self.replies if reply.holds(lane, msg_id)] if lane else []
+        unknown = in_all_replies and not no_lease and msg_id <= self.settled[lane]
+        held = [reply for reply in self.replies if reply.holds(lane, msg_id)] if lane and not unknown else []
         if any(len(reply.spans) > 1 for reply in held):
             for higher in LANES[:lane]:
                 lasts = [reply.spans.get(higher, (0, -1))[1] for reply in held]

@@ -238,7 +238,7 @@ class _Settling:
                     step.done.append(handle)
                 continue
             handed = None
-            if handle is None or len(group.replies) > 1:
+            if handle is None or len(group.replies) > 1 or msg_id <= group.settled[handle.lane]:
                 handed = self._consumer.lane_of(msg_id)
             if handle is not None:
                 lane: Lane | None = handle.lane
@@ -246,9 +246,9 @@ class _Settling:
                 # It is gone, and covers what it would if it were there (K4).
                 lane = handed if handed is not None else lease.lane if lease is not None else group.lane_of_last(msg_id)
             if lane is not None and group.was_delivered(lane, msg_id):
-                no_lease = lease is not None or (handle is None and handed is not None)
                 # Only where FETCHes and ACKs come in the order in which one client made them, the last reply is meant.
                 in_order = handed is not None and bool(self._connection)
+                no_lease = lease is not None or (handle is None and in_order)
                 covered = group.covered_by(lane, msg_id, no_lease, in_all_replies=not in_order)
                 marks = covered if marks is None else [max(pair) for pair in zip(marks, covered, strict=True)]
         if marks is not None:

@@ -137,18 +137,20 @@ def test_an_ack_never_covers_a_lower_lane(broker: Broker) -> None:
     assert broker.take() == [1, 0]
 
 
-@pytest.mark.rule("K2")
-def test_every_remembered_reply_that_held_the_message_counts(broker: Broker) -> None:
+@pytest.mark.rule("K2", "A8")
+@pytest.mark.parametrize(("connection", "left"), [("x", []), ("", [2])], ids=["known", "unknown"])
+def test_every_remembered_reply_that_held_the_message_counts(broker: Broker, connection: str, left: list[int]) -> None:
     send(broker, LOW)
     send(broker, NORMAL)
-    assert broker.take() == [1, 0]
+    assert broker.take(connection=connection, max_wait=0) == [1, 0]
     send(broker, CRITICAL)
-    assert broker.take(num_msgs=2) == [2, 1]
+    assert broker.take(connection=connection, max_wait=0, num_msgs=2) == [2, 1]
     # The second reply did not hold 0, the first one did not hold 2.
-    broker.ack(0)
-    assert broker.take() == [2]
-    broker.ack(1)
-    assert broker.take() == []
+    broker.ack(0, connection=connection)
+    assert broker.take(connection=connection, max_wait=0) == [2]
+    # Nobody knows of an unknown client whether it got the second reply.
+    broker.ack(1, connection=connection)
+    assert broker.take(connection=connection, max_wait=0) == left
 
 
 @pytest.mark.rule("K2", "A8")
@@ -175,6 +177,18 @@ def test_an_ack_covers_nothing_of_a_reply_that_was_lost(broker: Broker, lost_fir
     got = set(replies[1 if lost_first else 0])
     broker.ack(0)
     assert got | set(broker.take()) == {0, 1}
+
+
+@pytest.mark.rule("K2", "A8")
+def test_a_repeated_ack_covers_nothing_of_a_reply_that_was_lost(broker: Broker) -> None:
+    send(broker, URGENT)
+    assert broker.take() == [0]
+    send(broker, CRITICAL)
+    assert broker.take() == [1, 0]
+    # The first reply arrived, the second was lost; so was the answer to the first ACK.
+    broker.ack(0)
+    broker.ack(0)
+    assert broker.take() == [1]
 
 
 @pytest.mark.rule("K2", "A8")
