@@ -12,7 +12,7 @@ GUIDES = sorted(
 REFERENCE = ("docs/protocol.md", "docs/registry.md")
 """Pages whose examples need a service beside them."""
 ELSEWHERE = {
-    "architecture.md": "tests/unit/test_architecture_page.py runs the part",
+    "extend.md": "tests/unit/test_architecture_page.py runs the part",
     "benchmarks.md": "hours; tests/unit/test_benchmark_pages.py holds the tables",
     "client.md": "parts of programs; tests/integration has the client's tests",
     "cluster.md": "needs a cluster; tests/slow/spark runs jobs on one of this machine",

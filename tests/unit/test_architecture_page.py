@@ -11,7 +11,7 @@ from mediator.parts import Part
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/architecture.md").read_text()
-GUIDE = (ROOT / "docs/howto/extend.md").read_text()
+GUIDE = (ROOT / "docs/extend.md").read_text()
 
 
 @pytest.mark.parametrize("page", [PAGE, GUIDE], ids=["map", "guide"])
