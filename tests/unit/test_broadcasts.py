@@ -221,7 +221,7 @@ async def test_waiting_bytes_of_an_instance_are_bounded(monkeypatch: Any) -> Non
 
 @pytest.mark.rule("E9", "N1")
 @pytest.mark.parametrize("subject", ["BROADCAST", "BROADCAST.", "BROADCAST.one"])
-async def test_a_broadcast_without_domain_or_event_is_told_what_is_missing(subject: str) -> None:
+async def test_a_broadcast_without_a_name_is_told_what_is_missing(subject: str) -> None:
     connection, broker = Mock(spec=NatsConnection), Mock()
     broker.knows.return_value = False
     options = DoorOptions(accounts=False, instance="one", max_pending=10)
