@@ -135,11 +135,12 @@ class Group:
         settled (and not handed out again since, ``no_lease``) some of them may be forgotten, so they cover nothing.
         """
         marks = [-1] * len(LANES)
-        if no_lease or msg_id > self.settled[lane]:
+        unsettled = no_lease or msg_id > self.settled[lane]
+        if unsettled:
             for higher in LANES[: lane + 1]:
                 marks[higher] = min(msg_id, self.delivered[higher])
-        unknown = in_all_replies and not no_lease and msg_id <= self.settled[lane]
-        held = [reply for reply in self.replies if reply.holds(lane, msg_id)] if lane and not unknown else []
+        counts = lane and (unsettled or not in_all_replies)
+        held = [reply for reply in self.replies if reply.holds(lane, msg_id)] if counts else []
         if any(len(reply.spans) > 1 for reply in held):
             for higher in LANES[:lane]:
                 lasts = [reply.spans.get(higher, (0, -1))[1] for reply in held]
