@@ -24,6 +24,15 @@ class TlsClient(Client):
         self._transport = transport
         await transport.connect(s.uri, DEFAULT_BUFFER_SIZE, self.options["connect_timeout"])
 
+    async def _close(self, status: int, do_cbs: bool = True) -> None:
+        # The task that reconnects can miss that it is cancelled, as asyncio.wait_for does when a connection is made at
+        # that moment; it would then connect for ever.
+        task = self._reconnection_task
+        while task is not None and task is not asyncio.current_task() and not task.done():
+            task.cancel()
+            await asyncio.wait([task], timeout=0.1)
+        await super()._close(status, do_cbs)
+
 
 class _Transport(TcpTransport):
     async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: int) -> None:

@@ -16,6 +16,8 @@ import pytest
 
 MAX_UNSTEADY = 3
 """The number of failed tests in one run that are tried again."""
+ALONE_SECONDS = 600
+"""How long a test may take alone; one that hangs where a timeout inside it does not reach fails the run, by name."""
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -41,4 +43,8 @@ def _passes_alone(nodeid: str) -> bool:
     print(f"\n{nodeid} is run again, alone", flush=True)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rA", nodeid]
     environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
-    return subprocess.run(command, check=False, env=environment).returncode == 0
+    try:
+        return subprocess.run(command, check=False, env=environment, timeout=ALONE_SECONDS).returncode == 0
+    except subprocess.TimeoutExpired:
+        print(f"{nodeid} did not end within {ALONE_SECONDS} s")
+        return False

@@ -136,6 +136,40 @@ async def test_a_server_that_does_not_greet_is_left_closed(recwarn: pytest.Warni
     assert [str(each.message) for each in recwarn if each.category is ResourceWarning] == []
 
 
+async def test_a_closed_client_does_not_connect_again() -> None:
+    writers: list[asyncio.StreamWriter] = []
+    missed = 0
+
+    async def talk(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        if len(writers) == 1:
+            writer.write(GREETING + b"PONG\r\n")
+        else:
+            writer.close()
+
+    async def miss_the_first_cancellation(_error: Exception) -> None:
+        nonlocal missed
+        try:
+            await asyncio.sleep(0.01)
+        except asyncio.CancelledError:
+            missed += 1
+            if missed > 1:
+                raise
+
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    client = TlsClient()
+    options: dict[str, Any] = {"reconnect_time_wait": 0.0, "max_reconnect_attempts": -1}
+    await client.connect(f"nats://127.0.0.1:{port}", error_cb=miss_the_first_cancellation, **options)
+    writers[0].close()
+    await until(lambda: len(writers) > 4)
+    # As asyncio.wait_for misses one that comes while a connection is made.
+    await asyncio.wait_for(client.close(), 20)
+    assert client.is_closed
+    assert not [task for task in asyncio.all_tasks() if "_attempt_reconnect" in repr(task)]
+    server.close()
+
+
 async def silent(_error: Exception) -> None:
     """Take no notice."""
 
