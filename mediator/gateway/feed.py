@@ -6,6 +6,7 @@ reads more slowly than mail comes, is served alone (it *catches up*) until it is
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Final
 
 import structlog
@@ -119,36 +120,57 @@ class LiveFeed(Publisher):
         broker: Broker,
         reads: asyncio.Semaphore,
         read_marks: ReadMarks,
-        place: MailboxKey,
+        key: MailboxKey,
         mailbox_id: int,
-        ended: Callable[[], object],
+        woken: asyncio.Event,
+        on_end: Callable[[], object],
         encode: MessageEncoder,
     ) -> None:
-        """``reads`` bounds the reads whose messages are in memory at the same time."""
+        """``reads`` bounds the reads whose messages are in memory at the same time; ``woken`` is set at new mail."""
         self._broker = broker
         self._reads = reads
         self._read_marks = read_marks
-        self._place = place
+        self._key = key
         self._mailbox_id = mailbox_id
-        self._ended = ended
+        self._on_end = on_end
         self._encode = encode
         self._subscriptions: set[Subscription] = set()
         self._live: dict[Subscription, None] = {}
         self._marks = [-1] * len(LANES)
         """Up to where the live subscriptions were served."""
-        self._wake: asyncio.Event | None = None
+        self.woken = woken
+        self.watch = ExitStack()
+        """Closed when nothing is to set ``woken`` any more."""
         self._gone = False
         self._task: asyncio.Task[None] | None = None
 
-    def join(self, subscription: Subscription, cursor: Cursor) -> None:
-        """Add a subscription, which stands at ``cursor``."""
-        subscription.cursor = cursor
+    def join(self, subscription: Subscription, cursor: Cursor, first: Found) -> None:
+        """Add a subscription, which stands at ``cursor``; ``first`` was read for it."""
+        subscription.cursor, subscription.first = cursor, first
         self._subscriptions.add(subscription)
         if self._task is None:
             self._task = asyncio.create_task(log_failure(self._run()), name="push-feed")
 
     def start(self, subscription: Subscription) -> None:
-        """Serve a subscription alone until it is live."""
+        """Push what was read when the subscription was opened; the feed is awake for what came since."""
+        first, subscription.first = subscription.first, None
+        if first is None or self._gone or not self._push(subscription, first):
+            # When the client has read, or confirmed what fills its window, it is resumed.
+            return
+        if not (first.complete and self._make_live(subscription)):
+            self.resume(subscription)
+
+    def _push(self, subscription: Subscription, found: Found) -> bool:
+        """Push what was read for one subscription; return whether there was room for all."""
+        if not push_batch(subscription, MessageBatch(found.messages, self._encode)):
+            return False
+        subscription.cursor.marks = found.marks
+        return True
+
+    def resume(self, subscription: Subscription) -> None:
+        """Serve a subscription that is not live alone, until it is."""
+        if subscription in self._live:
+            return
         subscription.has_more = True
         if subscription.catching_up is None and not subscription.closed:
             subscription.catching_up = asyncio.create_task(
@@ -162,22 +184,18 @@ class LiveFeed(Publisher):
         # Broadcasts that are not stored share the window, and may have left no room.
         self.resume(subscription)
 
-    def resume(self, subscription: Subscription) -> None:
-        """Continue with a subscription that is not live."""
-        if subscription not in self._live:
-            self.start(subscription)
-
     def leave(self, subscription: Subscription, items: list[Item], how: str) -> None:
         """Remove a subscription; nothing of it is kept, however it ended."""
         self._subscriptions.discard(subscription)
         self._live.pop(subscription, None)
         if not self._subscriptions:
             self.stop()
-            self._ended()
+            self._on_end()
 
     def stop(self) -> None:
         """Stop pushing."""
         self._gone = True
+        self.watch.close()
         if self._task is not None:
             self._task.cancel()
 
@@ -199,13 +217,13 @@ class LiveFeed(Publisher):
                 # While it was read for, the client may have stopped reading.
                 if found is None or subscription.closed or not subscription.room:
                     return
-                whole = push_batch(subscription, MessageBatch(found.messages, self._encode))
-                if whole:
-                    subscription.cursor.marks = found.marks
+                whole = self._push(subscription, found)
             if not whole:
                 # When the client has confirmed what fills its window, this is called again.
                 return
             if found.complete and self._make_live(subscription):
+                # Mail that came since the read may have woken the feed before the subscription was live.
+                self.woken.set()
                 return
 
     def _make_live(self, subscription: Subscription) -> bool:
@@ -221,19 +239,14 @@ class LiveFeed(Publisher):
         elif not subscription.cursor.reaches(self._marks):
             return False
         self._live[subscription] = None
-        # Mail that came since its last read woke the feed before it was live.
-        if self._wake is not None:
-            self._wake.set()
         return True
 
     async def _run(self) -> None:
-        with self._broker.watching(self._place) as woken:
-            self._wake = woken
-            while not self._gone:
-                await woken.wait()
-                woken.clear()
-                while self._live and await self._round():
-                    pass
+        while not self._gone:
+            await self.woken.wait()
+            self.woken.clear()
+            while self._live and await self._round():
+                pass
 
     async def _round(self) -> bool:
         """Push what is next to the live subscriptions; return whether there may be more."""
@@ -270,7 +283,7 @@ class LiveFeed(Publisher):
         while not self._gone:
             try:
                 return await self._broker.read(
-                    lambda tx, now: pushing.look(tx, self._place, self._mailbox_id, still, limit, budget, now)
+                    lambda tx, now: pushing.look(tx, self._key, self._mailbox_id, still, limit, budget, now)
                 )
             except NoSuchMailboxError:
                 self.stop()

@@ -12,7 +12,7 @@ import structlog
 
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.message import HIDDEN_ID, Message
-from mediator.mailboxes.pushing import Cursor, Entry, Item, Window
+from mediator.mailboxes.pushing import Cursor, Entry, Found, Item, Window
 from mediator.nats.editions import encode_python_push
 from mediator.nats.frames import CRLF, VERSION, decode_body, encode_body, encode_message, encode_message_body
 from mediator.nats.subjects import BROADCAST, Subject, overlaps
@@ -175,6 +175,8 @@ class Subscription:
     # What its publishers know of it.
     cursor: Cursor = field(init=False)
     """Where it stands in the feed of a mailbox."""
+    first: Found | None = None
+    """What was read when it was opened, until it is started."""
     catching_up: asyncio.Task[None] | None = None
     has_more: bool = False
     """Whether the feed has to look for more once what it does now is done."""

@@ -4,7 +4,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -15,7 +15,7 @@ from mediator.broker import Broker
 from mediator.errors import BadRequestError, BusyError, MediatorError, QuotaExceededError, UnavailableError
 from mediator.fields import has_controls
 from mediator.gateway.broadcasts import BroadcastHub
-from mediator.gateway.feed import LiveFeed, ReadMarks
+from mediator.gateway.feed import READ, LiveFeed, ReadMarks
 from mediator.gateway.queue_groups import QueueGroup
 from mediator.gateway.session import PushSession
 from mediator.gateway.subscription import EncodedMessage, InFlightCounter, MessageEncoder, Subscription, log_failure
@@ -27,6 +27,7 @@ from mediator.mailboxes.broadcasting import HIDDEN
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.mailbox import MailboxKey
 from mediator.mailboxes.message import Message
+from mediator.mailboxes.pushing import WINDOW_BYTES
 from mediator.nats import subjects
 from mediator.nats.editions import LANE_WORDS
 from mediator.nats.subjects import (
@@ -85,19 +86,31 @@ class StoredMailSource(ABC):
     async def open(self, subscription: Subscription) -> None:
         """Give a subscription what it needs to be started; raises :class:`MediatorError`."""
 
-    async def follow(self, place: MailboxKey, lanes: Iterable[Lane], subscription: Subscription) -> LiveFeed:
-        """Add a subscription without a queue to the feed of these lanes, highest first.
+    async def join_feed(
+        self, key: MailboxKey, lanes: Iterable[Lane], subscription: Subscription, new_only: Iterable[Lane] = ()
+    ) -> LiveFeed:
+        """Add a subscription without a queue to the feed of a mailbox; it must be started at once.
 
-        Raises :class:`NoSuchMailboxError` (N10).
+        It gets these lanes, highest first, of those in ``new_only`` what comes from now on. Raises
+        :class:`NoSuchMailboxError` (N10).
         """
-        mailbox_id, cursor = await self._broker.read(lambda tx, now: pushing.begin(tx, place, lanes, now))
-        feed = self._feeds.get(mailbox_id)
-        if feed is None:
-            ended = partial(self._feeds.pop, mailbox_id, None)
-            feed = self._feeds[mailbox_id] = LiveFeed(
-                self._broker, self._reads, self._read_marks, place, mailbox_id, ended, self._encoder
-            )
-        feed.join(subscription, cursor)
+        with ExitStack() as watch:
+            # From before the read on: what comes too late for it must wake the feed.
+            woken = watch.enter_context(self._broker.watching(key))
+            async with self._reads:
+                mailbox_id, cursor, first = await self._broker.read(
+                    lambda tx, now: pushing.begin(tx, key, lanes, READ, WINDOW_BYTES, now, new_only)
+                )
+            feed = self._feeds.get(mailbox_id)
+            if feed is None:
+                on_end = partial(self._feeds.pop, mailbox_id, None)
+                feed = self._feeds[mailbox_id] = LiveFeed(
+                    self._broker, self._reads, self._read_marks, key, mailbox_id, woken, on_end, self._encoder
+                )
+                feed.watch = watch.pop_all()
+            elif woken.is_set():
+                feed.woken.set()
+        feed.join(subscription, cursor, first)
         return feed
 
     async def share(
@@ -149,7 +162,7 @@ class MailboxSource(StoredMailSource):
         subscription.subjects = {lane: (f"{base}.{word}" if word else base).encode() for lane, word in words.items()}
         subscription.in_flight = self._in_flight
         name = queue_name(subscription)
-        publisher = await (self.share(place, name) if name else self.follow(place, words, subscription))
+        publisher = await (self.share(place, name) if name else self.join_feed(place, words, subscription))
         subscription.publishers = (publisher,)
 
 
@@ -165,11 +178,11 @@ class PublicListSource(StoredMailSource):
         subscription.subjects = dict.fromkeys(_LIST_LANES, subject.delivered_on.encode())
         subscription.in_flight = self._in_flight
         name = queue_name(subscription)
-        publisher = await (self.share(place, name) if name else self.follow(place, _LIST_LANES, subscription))
+        # A client that knows no mailbox yet need not learn of those that ended before.
+        publisher = await (
+            self.share(place, name) if name else self.join_feed(place, _LIST_LANES, subscription, (ENDED,))
+        )
         subscription.publishers = (publisher,)
-        if not name:
-            # A client that knows no mailbox yet need not learn of those that ended before.
-            subscription.cursor.marks[ENDED] = subscription.cursor.until - 1
 
 
 class BroadcastSource(StoredMailSource):
@@ -206,7 +219,7 @@ class BroadcastSource(StoredMailSource):
                 # Every member must match what its queue group gets, so each pattern has groups of its own.
                 stored = await self.share(place, f"{name} {pattern}", subscription.takes)
             else:
-                stored = await self.follow(place, _BROADCAST_LANES, subscription)
+                stored = await self.join_feed(place, _BROADCAST_LANES, subscription)
         except BaseException:
             channel.leave(subscription, [], "unsub")
             raise

@@ -58,10 +58,6 @@ class Cursor:
         return all(self.marks[lane] >= marks[lane] for lane in self.lanes)
 
 
-Begun = tuple[int, Cursor]
-"""The mailbox's number, and where the subscription stands."""
-
-
 @dataclass(frozen=True, slots=True)
 class Found:
     """What a cursor is given next, and where it stands then."""
@@ -72,13 +68,28 @@ class Found:
     """Whether nothing more was there."""
 
 
-def begin(tx: Transaction, key: MailboxKey, lanes: Iterable[Lane], now: int) -> Begun:
-    """Return the mailbox and where a new subscription to it stands, which wants these lanes, highest first.
+Begun = tuple[int, Cursor, Found]
+"""The mailbox's number, where the subscription stands, and what comes first."""
 
-    Raises :class:`NoSuchMailboxError` (N10).
+
+def begin(
+    tx: Transaction,
+    key: MailboxKey,
+    lanes: Iterable[Lane],
+    limit: int,
+    budget: int,
+    now: int,
+    new_only: Iterable[Lane] = (),
+) -> Begun:
+    """Begin a subscription to a mailbox, which wants these lanes, highest first; what it is given first is read.
+
+    Of the lanes in ``new_only`` it is given what comes from now on. Raises :class:`NoSuchMailboxError` (N10).
     """
     mailbox = get_live_mailbox(tx, *key, now)
-    return mailbox.no, Cursor(tuple(lanes), [-1] * len(LANES), mailbox.next_id)
+    cursor = Cursor(tuple(lanes), [-1] * len(LANES), mailbox.next_id)
+    for lane in new_only:
+        cursor.marks[lane] = mailbox.next_id - 1
+    return mailbox.no, cursor, _read_next(tx, mailbox, cursor, limit, budget, now)
 
 
 def look(tx: Transaction, key: MailboxKey, mailbox_id: int, cursor: Cursor, limit: int, budget: int, now: int) -> Found:
@@ -86,7 +97,10 @@ def look(tx: Transaction, key: MailboxKey, mailbox_id: int, cursor: Cursor, limi
 
     Raises :class:`NoSuchMailboxError` when the mailbox ended, also if the address was created again.
     """
-    mailbox = get_live_mailbox(tx, *key, now, mailbox_id)
+    return _read_next(tx, get_live_mailbox(tx, *key, now, mailbox_id), cursor, limit, budget, now)
+
+
+def _read_next(tx: Transaction, mailbox: Mailbox, cursor: Cursor, limit: int, budget: int, now: int) -> Found:
     messages: list[Message] = []
     marks = list(cursor.marks)
     for last in (min(cursor.until, mailbox.next_id) - 1, mailbox.next_id - 1):

@@ -6,10 +6,12 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mediator.errors import NoSuchMailboxError
+from mediator.mailboxes import pushing
 from mediator.mailboxes.creating import get_live_mailbox
 from mediator.mailboxes.message import Draft
 from mediator.mailboxes.pushing import WINDOW, WINDOW_BYTES
@@ -40,6 +42,39 @@ async def test_stored_mail_comes_in_lane_order_then_new_mail(service: Service, p
     assert subscriber.ids[6:] == [6, 7]
     words = ["critical", "critical", "urgent", "normal", "normal", "low", "low", "critical"]
     assert subscriber.subjects == [f"$mq9.AI.MAILBOX.MSG.task.{word}" for word in words]
+
+
+@pytest.mark.rule("E6")
+async def test_mail_that_comes_during_the_first_read_is_pushed(
+    service: Service, pushes: Pushes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await service.create()
+    begin, loop = pushing.begin, asyncio.get_running_loop()
+
+    def begin_slowly(*args: Any) -> Any:
+        begun = begin(*args)
+        asyncio.run_coroutine_threadsafe(service.send(b"late"), loop).result()
+        return begun
+
+    monkeypatch.setattr(pushing, "begin", begin_slowly)
+    first = await pushes.subscribe("MAILBOX.MSG.task.*")
+    await first.got(1)
+    # The feed runs already.
+    second = await pushes.subscribe("MAILBOX.MSG.task.*")
+    await second.got(2)
+    await first.got(2)
+    assert first.ids == second.ids == [0, 1]
+
+
+@pytest.mark.rule("E6")
+async def test_mail_of_the_first_read_is_not_read_again(
+    service: Service, pushes: Pushes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await service.create()
+    await service.send(b"mail")
+    monkeypatch.setattr(pushing, "look", None)
+    await (await pushes.subscribe("MAILBOX.MSG.task.*")).got(1)
+    await pushes.settled()
 
 
 @pytest.mark.rule("E6", "N9")

@@ -131,7 +131,8 @@ def test_a_client_that_does_not_read_misses_nothing() -> None:
 
 @pytest.mark.rule("E7", "E9")
 async def test_room_that_broadcasts_had_taken_is_used(monkeypatch: Any) -> None:
-    feed = LiveFeed(cast(Any, None), asyncio.Semaphore(), cast(Any, None), ("", ""), 1, lambda: None, EncodedMessage)
+    nobody = cast(Any, None)
+    feed = LiveFeed(nobody, asyncio.Semaphore(), nobody, ("", ""), 1, asyncio.Event(), lambda: None, EncodedMessage)
     read: list[object] = []
 
     async def nothing_new(*how: object) -> None:

@@ -62,7 +62,7 @@ class Pushing(RuleBasedStateMachine):
         # Hypothesis leaves out some of the rules in most runs; with these there is always something to do.
         for lane in reversed(LANES):
             self.send(lane, 10, None, 2)
-        self.subscribe(list(LANES))
+        self.subscribe(list(LANES), 1, AMPLE, 1)
         self.join()
 
     def live(self, lanes: Sequence[Lane] = LANES) -> set[int]:
@@ -100,11 +100,17 @@ class Pushing(RuleBasedStateMachine):
     # Without a queue.
 
     @precondition(lambda self: len(self.followers) < 4)
-    @rule(lanes=SOME)
-    def subscribe(self, lanes: list[Lane]) -> None:
-        no, cursor = self.broker.run(lambda tx: pushing.begin(tx, PLACE, lanes, self.broker.now))
+    @rule(
+        lanes=SOME,
+        limit=st.integers(1, 6),
+        budget=st.sampled_from([1, 50, AMPLE]),
+        taken=st.sampled_from([0, 1, 3, AMPLE, AMPLE]),
+    )
+    def subscribe(self, lanes: list[Lane], limit: int, budget: int, taken: int) -> None:
+        no, cursor, first = self.broker.run(lambda tx: pushing.begin(tx, PLACE, lanes, limit, budget, self.broker.now))
         assert no == self.no
         self.followers.append(Follower(cursor))
+        self.give(self.followers[-1], first, limit, budget, taken)
 
     @precondition(lambda self: self.followers)
     @rule(
@@ -117,6 +123,10 @@ class Pushing(RuleBasedStateMachine):
         follower = data.draw(st.sampled_from(self.followers))
         cursor = follower.cursor
         found = self.broker.run(lambda tx: pushing.look(tx, PLACE, self.no, cursor, limit, budget, self.broker.now))
+        self.give(follower, found, limit, budget, taken)
+
+    def give(self, follower: Follower, found: pushing.Found, limit: int, budget: int, taken: int) -> None:
+        cursor = follower.cursor
         assert len(found.messages) <= limit
         assert len(found.messages) <= 1 or sum(message.size for message in found.messages) <= budget
         assert found.messages or found.complete

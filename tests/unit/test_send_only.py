@@ -56,7 +56,7 @@ VERBS: dict[str, Callable[[Broker, str], Any]] = {
     "update": lambda broker, to: broker.update("token", to, desc="mine"),
     "set": lambda broker, to: broker.set_ack_wait(SECOND, to),
     "end": lambda broker, to: broker.delete_mailbox(to),
-    "subscribe": lambda broker, to: broker.run(lambda tx: pushing.begin(tx, (TENANT, to), LANES, broker.now)),
+    "subscribe": lambda broker, to: broker.run(lambda tx: pushing.begin(tx, (TENANT, to), LANES, 9, 99, broker.now)),
     "join": lambda broker, to: broker.run(lambda tx: pushing.join(tx, (TENANT, to), GROUP, DAY, broker.now)),
 }
 
