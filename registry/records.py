@@ -56,10 +56,10 @@ class Liveness:
 
     def state(self, ttl: int, seen_at: int, now: int) -> State:
         """Return the state of an agent."""
-        gone_at = self.gone_at(ttl, seen_at)
-        if gone_at is None or now < seen_at + ttl:
+        if ttl == 0 or now < seen_at + ttl:
             return State.ALIVE
-        return State.STALE if now < gone_at else State.GONE
+        gone_at = self.gone_at(ttl, seen_at)
+        return State.STALE if gone_at is None or now < gone_at else State.GONE
 
 
 @dataclass(frozen=True, slots=True)

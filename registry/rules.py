@@ -55,7 +55,8 @@ def register(tx: RegistryTables, liveness: Liveness, limit: int, new: Registrati
     It is a sign of life. Raises :class:`QuotaExceededError` when the tenant would have more than ``limit`` agents; 0 is
     no limit. Raises :class:`SendOnlyError` for the send-only address of an agent that is registered (G4).
     """
-    _check_own(tx, new.tenant, new.address, now)
+    if find_by_send_only(tx, new.tenant, new.address, now) is not None:
+        raise SendOnlyError(new.address)
     former = tx.agents.find(new.tenant, new.address)
     if former is None:
         _check_limit(tx, limit, new.tenant, 1)
@@ -123,11 +124,6 @@ def report(tx: RegistryTables, tenant: str, address: str | None, name: str | Non
     return tx.agents.seen(resolve_agent(tx, tenant, address, name, now), status, now)
 
 
-def _check_own(tx: RegistryTables, tenant: str, address: str, now: int) -> None:
-    if find_by_send_only(tx, tenant, address, now) is not None:
-        raise SendOnlyError(address)
-
-
 def resolve_agent(tx: RegistryTables, tenant: str, address: str | None, name: str | None, now: int) -> Agent:
     """Return the agent of a mailbox or, without one, that which its name identifies, or the only one of it (G2).
 
@@ -136,7 +132,8 @@ def resolve_agent(tx: RegistryTables, tenant: str, address: str | None, name: st
     ``mailbox`` when neither was given.
     """
     if address:
-        _check_own(tx, tenant, address, now)
+        if find_by_send_only(tx, tenant, address, now) is not None:
+            raise SendOnlyError(address)
         agent = tx.agents.find(tenant, address)
         if agent is None:
             raise NoSuchAgentError(address)
@@ -159,13 +156,15 @@ def resolve_agent(tx: RegistryTables, tenant: str, address: str | None, name: st
 def shown_to_others(tx: RegistryTables, tenant: str, agents: Sequence[Agent], now: int) -> list[Agent]:
     """Return agents of a tenant as others may see them: with a send-only address in place of a secret one."""
     secret = [agent.address for agent in agents if keeps_secret(agent.card, agent.address)]
+    if not secret:
+        return list(agents)
     send_only = tx.mailboxes.send_only_of(tenant, secret, now)
-    return [_shown(agent, send_only.get(agent.address)) for agent in agents]
+    return [
+        _with_send_only(agent, send_only[agent.address]) if agent.address in send_only else agent for agent in agents
+    ]
 
 
-def _shown(agent: Agent, send_only: str | None) -> Agent:
-    if send_only is None:
-        return agent
+def _with_send_only(agent: Agent, send_only: str) -> Agent:
     status = None if agent.status is None else with_send_only(agent.status, agent.address, send_only)
     card = with_send_only(agent.card, agent.address, send_only)
     return replace(agent, address=send_only, card=card, status=status)

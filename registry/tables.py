@@ -10,9 +10,10 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from mediator.mailboxes.rows import Row
-from mediator.mailboxes.session import Session, Table, chunks, table
+from mediator.mailboxes.session import Session, Table, table
 from mediator.mailboxes.transaction import Transaction
 from registry.records import (
     Agent,
@@ -44,30 +45,35 @@ class Clock(Table):
 
         It is not in a snapshot, nor where there are no others.
         """
-        due = not self._locked and bool(self._session.dialect.lock())
-        if due:
-            self._session.one(f"{_REVISION} {self._session.dialect.lock()}")
+        if self._locked:
+            return False
+        lock = self._dialect.lock()
+        if lock:
+            self._execute(f"{_REVISION} {lock}")
         self._locked = True
-        return due
+        return bool(lock)
 
     def next_revision(self) -> int:
         """Return the revision of what this transaction changes."""
         if self._revision is None:
             sql = "UPDATE registry_clock SET revision = revision + 1 WHERE no = 1 RETURNING revision"
-            self._revision = int(self._session.one(sql)[0])
+            [(self._revision,)] = self._execute(sql)
         return self._revision
 
-    def read(self) -> int:
-        """Return the last revision."""
-        return int(self._session.one(_REVISION)[0])
+
+class _ClockedTable(Table):
+    """A table whose changes take the revision of their transaction."""
+
+    @cached_property
+    def _clock(self) -> Clock:
+        return self._session.table(Clock)
 
 
-class Agents(Table):
+class Agents(_ClockedTable):
     """The registered agents."""
 
     def __init__(self, session: Session) -> None:
         super().__init__(session)
-        self._clock = session.table(Clock)
         self._added: Counter[str] = Counter()
         """By tenant, below 0: removed; written once, since PostgreSQL keeps a version of a row for each write."""
 
@@ -79,7 +85,7 @@ class Agents(Table):
     def _write_counts(self) -> None:
         changed = [(tenant, by) for tenant, by in sorted(self._added.items()) if by]
         if changed:
-            self._session.dialect.many(
+            self._dialect.many(
                 "INSERT INTO agent_count (tenant, agents) VALUES (?, ?)"
                 " ON CONFLICT (tenant) DO UPDATE SET agents = agent_count.agents + excluded.agents",
                 changed,
@@ -88,25 +94,25 @@ class Agents(Table):
     def find(self, tenant: str, address: str) -> Agent | None:
         """Return the agent of a mailbox; ``address`` is one (A1)."""
         self._clock.lock()
-        row = self._session.first(f"{_AGENT} WHERE tenant = ? AND address = ?", (tenant, address))
-        return None if row is None else _agent(row)
+        found = _agents(self._execute(f"{_AGENT} WHERE tenant = ? AND address = ?", (tenant, address)))
+        return found[0] if found else None
 
     def named(self, tenant: str, name: str, limit: int) -> list[int]:
         """Return the numbers of agents with exactly this name, in order (G2)."""
         self._clock.lock()
         sql = "SELECT no FROM agent WHERE tenant = ? AND name_hash = ? ORDER BY no LIMIT ?"
-        return [no for (no,) in self._session.dialect.execute(sql, (tenant, _hash(_bytes(name)), limit))]
+        return [no for (no,) in self._execute(sql, (tenant, _name_hash(_encode_name(name)), limit))]
 
     def add(self, new: Registration, ttl: int, now: int) -> Agent:
         """Add an agent, alive now, at an address where :meth:`find` found none."""
         revision = self._clock.next_revision()
-        name = _bytes(new.name)
-        no = self._session.one(
+        name = _encode_name(new.name)
+        [(no,)] = self._execute(
             "INSERT INTO agent (tenant, address, name_hash, ttl, edition, registered_at, updated_at, seen_at,"
             " revision, card_revision, owner) VALUES (?, ?, ?, ?, 1, ?, ?, ?, ?, ?, ?) RETURNING no",
-            (new.tenant, new.address, _hash(name), ttl, now, now, now, revision, revision, new.owner),
-        )[0]
-        self._session.dialect.execute(
+            (new.tenant, new.address, _name_hash(name), ttl, now, now, now, revision, revision, new.owner),
+        )
+        self._execute(
             "INSERT INTO agent_card (agent_no, name, terms, card) VALUES (?, ?, ?, ?)", (no, name, new.terms, new.card)
         )
         self._count(new.tenant, 1)
@@ -120,29 +126,29 @@ class Agents(Table):
         revision = self._clock.next_revision()
         kept = replace(agent, name=new.name, card=new.card, ttl=ttl, updated_at=now, seen_at=now, revision=revision)
         kept = replace(kept, owner=new.owner)
-        name = _bytes(new.name)
+        name = _encode_name(new.name)
         if new.card != agent.card:
             kept = replace(kept, edition=agent.edition + 1, card_revision=revision)
-            self._session.dialect.execute(
+            self._execute(
                 "UPDATE agent_card SET name = ?, terms = ?, card = ? WHERE agent_no = ?",
                 (name, new.terms, new.card, agent.no),
             )
         else:
-            self._session.dialect.execute(
+            self._execute(
                 "UPDATE agent_card SET name = ?, terms = ? WHERE agent_no = ? AND (name <> ? OR terms <> ?)",
                 (name, new.terms, agent.no, name, new.terms),
             )
-        self._session.dialect.execute(
+        self._execute(
             "UPDATE agent SET name_hash = ?, ttl = ?, edition = ?, updated_at = ?, seen_at = ?, revision = ?,"
             " card_revision = ?, owner = ? WHERE no = ?",
-            (_hash(name), ttl, kept.edition, now, now, revision, kept.card_revision, new.owner, agent.no),
+            (_name_hash(name), ttl, kept.edition, now, now, revision, kept.card_revision, new.owner, agent.no),
         )
         return kept
 
     def seen(self, agent: Agent, status: bytes, now: int) -> Agent:
         """Store a report and when it came (G2)."""
         revision = self._clock.next_revision()
-        self._session.dialect.execute(
+        self._execute(
             "UPDATE agent SET status = ?, seen_at = ?, revision = ? WHERE no = ?", (status, now, revision, agent.no)
         )
         return replace(agent, status=status, seen_at=now, revision=revision)
@@ -150,41 +156,36 @@ class Agents(Table):
     def remove(self, no: int, now: int) -> None:
         """Delete an agent and its vectors, if it exists; :meth:`changes` shows it until :meth:`forget_removed`."""
         self._clock.lock()
-        gone = self._session.first("DELETE FROM agent WHERE no = ? RETURNING tenant", (no,))
-        if gone is None:
+        gone = self._execute("DELETE FROM agent WHERE no = ? RETURNING tenant", (no,))
+        if not gone:
             return
-        self._session.dialect.execute("DELETE FROM agent_card WHERE agent_no = ?", (no,))
-        self._session.dialect.execute("DELETE FROM agent_vectors WHERE agent_no = ?", (no,))
-        self._session.dialect.execute(
+        [(tenant,)] = gone
+        self._execute("DELETE FROM agent_card WHERE agent_no = ?", (no,))
+        self._execute("DELETE FROM agent_vectors WHERE agent_no = ?", (no,))
+        self._execute(
             "INSERT INTO agent_removed (no, revision, tenant, removed_at) VALUES (?, ?, ?, ?)",
-            (no, self._clock.next_revision(), gone[0], now),
+            (no, self._clock.next_revision(), tenant, now),
         )
-        self._count(gone[0], -1)
+        self._count(tenant, -1)
 
     def count(self, tenant: str) -> int:
         """Return how many agents a tenant has, in constant time."""
-        row = self._session.first("SELECT agents FROM agent_count WHERE tenant = ?", (tenant,))
-        return self._added[tenant] + (0 if row is None else int(row[0]))
+        row = self._execute("SELECT agents FROM agent_count WHERE tenant = ?", (tenant,))
+        return self._added[tenant] + (row[0][0] if row else 0)
 
     def pick(self, numbers: Sequence[int]) -> dict[int, Agent]:
         """Return the agents with these numbers that exist."""
-        return {row[0]: _agent(row) for row in self._of(_AGENT, numbers)}
+        return {agent.no: agent for agent in _agents(self._for_each(f"{_AGENT} WHERE {{among}}", "no", numbers))}
 
     def terms(self, numbers: Sequence[int]) -> dict[int, bytes]:
         """Return the terms of the agents with these numbers that exist."""
-        return {row[0]: row[1] for row in self._of("SELECT agent_no, terms FROM agent_card", numbers)}
-
-    def _of(self, select: str, numbers: Sequence[int]) -> list[Row]:
-        found: list[Row] = []
-        for some in chunks(list(dict.fromkeys(numbers))):
-            condition, parameters = self._session.dialect.any_of("agent_no", some)
-            found += self._session.dialect.execute(f"{select} WHERE {condition}", parameters)
-        return found
+        rows = self._for_each("SELECT agent_no, terms FROM agent_card WHERE {among}", "agent_no", numbers)
+        return {row[0]: row[1] for row in rows}
 
     def set_terms(self, terms: Sequence[UpdatedTerms]) -> None:
         """Store terms of cards that have not changed since; this is no change of the agents."""
         self._clock.lock()
-        self._session.dialect.many(
+        self._dialect.many(
             "UPDATE agent_card SET terms = ?"
             " WHERE agent_no = (SELECT no FROM agent WHERE no = ? AND card_revision = ?)",
             [(one.terms, one.no, one.card_revision) for one in terms],
@@ -192,7 +193,7 @@ class Agents(Table):
 
     def revision(self) -> int:
         """Return the last committed revision, or that of this transaction if it has changed agents."""
-        return self._clock.read()
+        return int(self._session.one(_REVISION)[0])
 
     def changes(self, after: ChangeCursor, space: str, limit: int) -> list[AgentChange]:
         """Return the changes after a cursor, each agent once, in order of revision and number.
@@ -200,12 +201,15 @@ class Agents(Table):
         After ``ChangeCursor(0, 0)`` these are all agents, and the removals that are remembered.
         """
         # One statement, for one view of both: between two an agent could move from where was looked to where was not.
-        rows = self._session.dialect.execute(_CHANGES, (space, *after, limit, *after, limit, limit))
-        return [_change(row) for row in rows]
+        rows = self._execute(_CHANGES, (space, *after, limit, *after, limit, limit))
+        return [
+            AgentChange(revision, no, tenant, card_revision, ttl, seen_at, embedded, bool(removed))
+            for revision, no, tenant, card_revision, ttl, seen_at, embedded, removed in rows
+        ]
 
     def last_sign(self) -> int:
         """Return when any agent with a ttl was last seen, 0 if there is none."""
-        [(at,)] = self._session.dialect.execute("SELECT MAX(seen_at) FROM agent WHERE ttl > 0")
+        [(at,)] = self._execute("SELECT MAX(seen_at) FROM agent WHERE ttl > 0")
         return at or 0
 
     def unseen(self, since: int, after: LastSeenCursor, limit: int) -> list[SilentAgent]:
@@ -214,22 +218,17 @@ class Agents(Table):
             "SELECT no, tenant, address, ttl, seen_at FROM agent"
             " WHERE ttl > 0 AND seen_at <= ? AND (seen_at, no) > (?, ?) ORDER BY seen_at, no LIMIT ?"
         )
-        found = self._session.dialect.execute(sql, (since, *after, limit))
+        found = self._execute(sql, (since, *after, limit))
         if found and self._clock.lock():
             # Some of them may have been heard of while the lock was waited for; who finds none needs none.
-            found = self._session.dialect.execute(sql, (since, *after, limit))
+            found = self._execute(sql, (since, *after, limit))
         return [SilentAgent(*row) for row in found]
 
     def forget_removed(self, before: int, limit: int) -> int:
         """Delete the records of removals before a time in milliseconds; return how many."""
         sql = "SELECT no FROM agent_removed WHERE removed_at < ? ORDER BY removed_at, no LIMIT ?"
-        old = [no for (no,) in self._session.dialect.execute(sql, (before, limit))]
-        forgotten = 0
-        for some in chunks(old):
-            condition, parameters = self._session.dialect.any_of("no", some)
-            sql = f"DELETE FROM agent_removed WHERE {condition} RETURNING no"
-            forgotten += len(self._session.dialect.execute(sql, parameters))
-        return forgotten
+        old = [no for (no,) in self._execute(sql, (before, limit))]
+        return len(self._for_each("DELETE FROM agent_removed WHERE {among} RETURNING no", "no", old))
 
 
 _REVISION = "SELECT revision FROM registry_clock WHERE no = 1"
@@ -249,21 +248,18 @@ _CHANGES = (
 )
 
 
-def _agent(row: Row) -> Agent:
-    no, tenant, address, name, *rest = row
-    return Agent(no, tenant, address, name.decode("utf-8", "surrogatepass"), *rest)
+def _agents(rows: Sequence[Row]) -> list[Agent]:
+    return [
+        Agent(no, tenant, address, name.decode("utf-8", "surrogatepass"), *rest)
+        for no, tenant, address, name, *rest in rows
+    ]
 
 
-def _change(row: Row) -> AgentChange:
-    revision, no, tenant, card_revision, ttl, seen_at, embedded, removed = row
-    return AgentChange(revision, no, tenant, card_revision, ttl, seen_at, embedded, bool(removed))
-
-
-def _bytes(name: str) -> bytes:
+def _encode_name(name: str) -> bytes:
     return name.encode("utf-8", "surrogatepass")
 
 
-def _hash(name: bytes) -> bytes:
+def _name_hash(name: bytes) -> bytes:
     return hashlib.sha256(name).digest()
 
 
@@ -271,44 +267,30 @@ LOOKED_AT = 20_000
 """Numbers that one look for missing vectors goes through: a reader is ended after a few seconds."""
 
 
-class Vectors(Table):
+class Vectors(_ClockedTable):
     """The vectors of cards, by space."""
-
-    def __init__(self, session: Session) -> None:
-        super().__init__(session)
-        self._clock = session.table(Clock)
 
     def save(self, space: str, embedded: Sequence[CardVectors]) -> int:
         """Store vectors of cards that have not changed since; return of how many. It is a change of these agents."""
         self._clock.lock()
-        current: dict[int, int] = {}
-        for some in chunks([one.no for one in embedded]):
-            condition, parameters = self._session.dialect.any_of("no", some)
-            sql = f"SELECT no, card_revision FROM agent WHERE {condition}"
-            current.update((no, card_revision) for no, card_revision in self._session.dialect.execute(sql, parameters))
+        sql = "SELECT no, card_revision FROM agent WHERE {among}"
+        current = {row[0]: row[1] for row in self._for_each(sql, "no", [one.no for one in embedded])}
         kept = {one.no: one for one in embedded if current.get(one.no) == one.card_revision}
         if kept:
             revision = self._clock.next_revision()
-            self._session.dialect.many(
+            self._dialect.many(
                 "INSERT INTO agent_vectors (space, agent_no, card_revision, vectors) VALUES (?, ?, ?, ?)"
                 " ON CONFLICT (space, agent_no) DO UPDATE SET card_revision = excluded.card_revision,"
                 " vectors = excluded.vectors",
                 [(space, one.no, one.card_revision, one.vectors) for one in kept.values()],
             )
-            self._session.dialect.many("UPDATE agent SET revision = ? WHERE no = ?", [(revision, no) for no in kept])
+            self._dialect.many("UPDATE agent SET revision = ? WHERE no = ?", [(revision, no) for no in kept])
         return len(kept)
 
     def read(self, space: str, numbers: Sequence[int]) -> dict[int, CardVectors]:
         """Return the vectors that exist; they may be of a former card."""
-        found: dict[int, CardVectors] = {}
-        for some in chunks(list(dict.fromkeys(numbers))):
-            condition, parameters = self._session.dialect.any_of("agent_no", some)
-            rows = self._session.dialect.execute(
-                f"SELECT agent_no, card_revision, vectors FROM agent_vectors WHERE space = ? AND {condition}",
-                (space, *parameters),
-            )
-            found.update((row[0], CardVectors(*row)) for row in rows)
-        return found
+        sql = "SELECT agent_no, card_revision, vectors FROM agent_vectors WHERE space = ? AND {among}"
+        return {row[0]: CardVectors(*row) for row in self._for_each(sql, "agent_no", numbers, before=(space,))}
 
     def missing(
         self, space: str, after: int, limit: int, updated_before: int
@@ -320,7 +302,7 @@ class Vectors(Table):
         the end.
         """
         last = after + LOOKED_AT
-        rows = self._session.dialect.execute(
+        rows = self._execute(
             "SELECT no, card_revision, card FROM agent JOIN agent_card ON agent_card.agent_no = no"
             " WHERE no > ? AND no <= ? AND updated_at < ? AND NOT EXISTS (SELECT 1 FROM agent_vectors"
             " WHERE space = ? AND agent_vectors.agent_no = no AND agent_vectors.card_revision = agent.card_revision)"
@@ -348,7 +330,7 @@ class Vectors(Table):
 
     def drop(self, space: str, limit: int) -> int:
         """Delete at most ``limit`` rows of an unused space; return how many were deleted."""
-        removed = self._session.dialect.execute(
+        removed = self._execute(
             "DELETE FROM agent_vectors WHERE space = ? AND agent_no <= (SELECT max(agent_no) FROM"
             " (SELECT agent_no FROM agent_vectors WHERE space = ? ORDER BY agent_no LIMIT ?) AS first)"
             " RETURNING agent_no",
@@ -357,12 +339,8 @@ class Vectors(Table):
         return len(removed)
 
 
-class Memory(Table):
+class Memory(_ClockedTable):
     """Remembered requests, and the votes on who served them."""
-
-    def __init__(self, session: Session) -> None:
-        super().__init__(session)
-        self._clock = session.table(Clock)
 
     def save_request(self, query: RecentSearch, now: int) -> int:
         """Remember a request, or that it was asked again; return its number."""
@@ -389,13 +367,13 @@ class Memory(Table):
 
         Beyond ``limit`` votes the oldest go, of the voters with the most.
         """
-        self._session.dialect.execute(
+        self._execute(
             "INSERT INTO request_vote (request_no, agent_no, voter, value, voted_at) VALUES (?, ?, ?, ?, ?)"
             " ON CONFLICT (request_no, agent_no, voter) DO UPDATE SET value = excluded.value,"
             " voted_at = excluded.voted_at",
             vote,
         )
-        self._session.dialect.execute(
+        self._execute(
             # Of a voter who said much the oldest word goes before the only one of another.
             "DELETE FROM request_vote WHERE request_no = ? AND (agent_no, voter) IN (SELECT agent_no, voter FROM"
             " (SELECT agent_no, voter, voted_at, row_number() OVER (PARTITION BY voter"
@@ -415,7 +393,7 @@ class Memory(Table):
 
     def changes(self, after: ChangeCursor, space: str, limit: int) -> list[RequestChange]:
         """Return the changes after a cursor, in order of revision and number, with the vectors of a space."""
-        rows = self._session.dialect.execute(
+        rows = self._execute(
             "SELECT revision, no, tenant, CASE WHEN space = ? THEN vector ELSE ? END FROM past_request"
             " WHERE (revision, no) > (?, ?) ORDER BY revision, no LIMIT ?",
             (space, b"", *after, limit),
@@ -424,54 +402,41 @@ class Memory(Table):
 
     def votes(self, numbers: Sequence[int]) -> list[Vote]:
         """Return all votes on these requests."""
-        found: list[Vote] = []
-        for some in chunks(numbers):
-            condition, parameters = self._session.dialect.any_of("request_no", some)
-            sql = f"SELECT request_no, agent_no, voter, value, voted_at FROM request_vote WHERE {condition}"
-            found += (Vote(*row) for row in self._session.dialect.execute(sql, parameters))
-        return found
+        sql = "SELECT request_no, agent_no, voter, value, voted_at FROM request_vote WHERE {among}"
+        return [Vote(*row) for row in self._for_each(sql, "request_no", numbers)]
 
     def oldest(self, tenant: str, limit: int) -> list[int]:
         """Return the requests of a tenant that were not used for longest."""
         sql = "SELECT no FROM past_request WHERE tenant = ? AND digest IS NOT NULL ORDER BY used_at, no LIMIT ?"
-        return [no for (no,) in self._session.dialect.execute(sql, (tenant, limit))]
+        return [no for (no,) in self._execute(sql, (tenant, limit))]
 
     def unused(self, before: int, limit: int) -> list[int]:
         """Return requests of all tenants that were last used before a time."""
         sql = "SELECT no FROM past_request WHERE used_at < ? AND digest IS NOT NULL ORDER BY used_at, no LIMIT ?"
-        return [no for (no,) in self._session.dialect.execute(sql, (before, limit))]
+        return [no for (no,) in self._execute(sql, (before, limit))]
 
     def forget(self, numbers: Sequence[int], now: int) -> None:
         """Delete requests with all votes; :meth:`changes` shows them until :meth:`forget_removed`."""
         self._clock.lock()
-        for some in chunks(numbers):
-            condition, parameters = self._session.dialect.any_of("request_no", some)
-            self._session.dialect.execute(f"DELETE FROM request_vote WHERE {condition}", parameters)
-            condition, parameters = self._session.dialect.any_of("no", some)
-            self._session.dialect.execute(
-                "UPDATE past_request SET digest = NULL, text = ?, vector = ?, used_at = ?, revision = ?"
-                f" WHERE {condition}",
-                (b"", b"", now, self._clock.next_revision(), *parameters),
-            )
+        self._for_each("DELETE FROM request_vote WHERE {among}", "request_no", numbers)
+        sql = "UPDATE past_request SET digest = NULL, text = ?, vector = ?, used_at = ?, revision = ? WHERE {among}"
+        if numbers:
+            self._for_each(sql, "no", numbers, before=(b"", b"", now, self._clock.next_revision()))
 
     def forget_agent(self, agent_no: int, now: int, limit: int) -> int:
         """Delete at most ``limit`` votes on an agent, and requests that are left without; return how many votes."""
         self._clock.lock()
         sql = "SELECT request_no FROM request_vote WHERE agent_no = ? ORDER BY request_no LIMIT ?"
-        touched = sorted({no for (no,) in self._session.dialect.execute(sql, (agent_no, limit))})
-        for some in chunks(touched):
-            condition, parameters = self._session.dialect.any_of("request_no", some)
-            self._session.dialect.execute(
-                f"DELETE FROM request_vote WHERE agent_no = ? AND {condition}", (agent_no, *parameters)
-            )
+        touched = sorted({no for (no,) in self._execute(sql, (agent_no, limit))})
+        self._for_each(
+            "DELETE FROM request_vote WHERE agent_no = ? AND {among}", "request_no", touched, before=(agent_no,)
+        )
         kept = {vote.request_no for vote in self.votes(touched)}
         self.forget([no for no in touched if no not in kept], now)
         # Indexes read the others again, without these votes.
-        for some in chunks(sorted(kept)):
-            condition, parameters = self._session.dialect.any_of("no", some)
-            self._session.dialect.execute(
-                f"UPDATE past_request SET revision = ? WHERE {condition}", (self._clock.next_revision(), *parameters)
-            )
+        if kept:
+            revision = self._clock.next_revision()
+            self._for_each("UPDATE past_request SET revision = ? WHERE {among}", "no", sorted(kept), before=(revision,))
         return len(touched)
 
     def orphaned(self, limit: int) -> list[int]:
@@ -480,11 +445,11 @@ class Memory(Table):
             "SELECT DISTINCT agent_no FROM agent_removed JOIN request_vote ON agent_no = agent_removed.no"
             " ORDER BY agent_no LIMIT ?"
         )
-        return [no for (no,) in self._session.dialect.execute(sql, (limit,))]
+        return [no for (no,) in self._execute(sql, (limit,))]
 
     def forget_removed(self, before: int, limit: int) -> int:
         """Delete the records of forgotten requests before a time; return how many."""
-        gone = self._session.dialect.execute(
+        gone = self._execute(
             "DELETE FROM past_request WHERE no IN (SELECT no FROM past_request WHERE used_at < ? AND digest IS NULL"
             " ORDER BY used_at, no LIMIT ?) RETURNING no",
             (before, limit),

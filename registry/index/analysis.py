@@ -6,7 +6,6 @@ Base64, hashes and data URIs say nothing about what an agent does.
 import re
 import threading
 import unicodedata
-from collections.abc import Iterator
 from functools import lru_cache
 
 import Stemmer
@@ -72,10 +71,12 @@ def spell(text: str) -> dict[str, str]:
 
 
 def _telling(text: str) -> list[str]:
-    # Folding leaves nothing of an accent without a letter.
-    text = _normalize(without_data(text)[:MAX_TEXT])
-    tokens = (token for token in _tokenize(_UNSPACED_STOP_WORDS.sub(" ", text)) if token)
-    return [token for token in tokens if token not in _STOP_WORDS] or [token for token in _tokenize(text) if token]
+    text = without_data(text)[:MAX_TEXT]
+    telling = text
+    if not text.isascii():
+        text = _normalize(text)
+        telling = _UNSPACED_STOP_WORDS.sub(" ", text)
+    return [token for token in _tokenize(telling) if token not in _STOP_WORDS] or _tokenize(text)
 
 
 _MARKS = "".join(chr(code) for code in range(0x300, 0x10000) if unicodedata.category(chr(code)) in {"Mn", "Mc"})
@@ -96,51 +97,58 @@ MAX_JOINED = 3
 """Words of an identifier that is also a term as a whole."""
 
 
-def _tokenize(text: str) -> Iterator[str]:
+def _tokenize(text: str) -> list[str]:
+    tokens: list[str] = []
     for spelling in _SPELLING.findall(_CONTRACTION.sub("", text)):
-        if spelling.isascii() and spelling.isalnum() and spelling.islower():
-            yield spelling[:MAX_LENGTH]
+        if spelling.isascii() and spelling.isalnum() and spelling[1:] == spelling[1:].lower():
+            # A plain word, which may begin with a capital letter.
+            tokens.append(spelling[:MAX_LENGTH].lower())
             continue
         runs = _RUN.findall(spelling)
         written = spelling.rstrip("./@")
         if len(written) <= MAX_LENGTH and written != runs[0] and not written.isalnum():
-            yield _fold(written)
+            tokens.append(_fold(written))
         for run in runs:
-            yield from _split_run(run)
+            tokens += _split_run(run)
+    # Folding leaves nothing of an accent without a letter.
+    return [token for token in tokens if token]
 
 
-def _split_run(run: str) -> Iterator[str]:
+def _split_run(run: str) -> list[str]:
+    tokens: list[str] = []
     word = run.rstrip("+#")
     if word != run:
-        yield _fold(run)
+        tokens.append(_fold(run))
         if len(word) == 1:
             # "C++" and "C#" are no kinds of "C".
-            return
+            return tokens
     parts = split_identifier(word)
     if 1 < len(parts) <= MAX_JOINED:
-        yield _fold("".join(parts))
+        tokens.append(_fold("".join(parts)))
     for part in parts:
         if part.isascii():
-            yield part.lower()[:MAX_LENGTH]
+            tokens.append(part.lower()[:MAX_LENGTH])
             continue
         for place, piece in enumerate(_UNSPACED.split(part)):
             if place % 2:
-                yield from _bigrams(piece)
+                tokens += _bigrams(piece)
             elif piece:
-                yield _fold(piece)
+                tokens.append(_fold(piece))
+    return tokens
 
 
-def _bigrams(text: str) -> Iterator[str]:
-    for word in _SCRIPT_RUN.findall(text):
+def _bigrams(text: str) -> list[str]:
+    return [
+        word[start : start + 2]
+        for word in _SCRIPT_RUN.findall(text)
         # One kana between two words is a particle or an ending.
-        if len(word) > 1 or word == text or not "\u3040" <= word <= "\u30ff":
-            yield from (word[start : start + 2] for start in range(max(1, len(word) - 1)))
+        if len(word) > 1 or word == text or not "\u3040" <= word <= "\u30ff"
+        for start in range(max(1, len(word) - 1))
+    ]
 
 
 def _normalize(text: str) -> str:
     """Return a text in Unicode form NFKC, truncated to :data:`MAX_TEXT` characters."""
-    if text.isascii():
-        return text
     # In pieces: ordering combining characters is quadratic, thousands in a row would take a second.
     pieces = (unicodedata.normalize("NFKC", text[at : at + _CHUNK]) for at in range(0, len(text), _CHUNK))
     return "".join(pieces)[:MAX_TEXT]
@@ -221,7 +229,7 @@ _END = re.compile(
     r"|[。！？；][”」』）]?"
     r"|[\r\n]+"
 )
-_MARK = re.compile(r"(?:[-*•–]|\(?\d{1,2}[.)])\s+")
+_MARK = re.compile(r"^(?:[-*•–]|\(?\d{1,2}[.)])\s+")
 """The bullet or number before a list item."""
 _SHORTENED = re.compile(
     r"(?:^|[\s(.])(?:[^\W\d_]|approx|cf|co|corp|dr|est|etc|fig|inc|jr|ltd|mr|mrs|ms|no|prof|sr|st|vs)\.$"
@@ -243,9 +251,12 @@ def search_texts(request: str) -> list[str]:
 
 def split_request(request: str) -> list[str]:
     """Return the first ``MAX_PARTS`` sentences and list items of a request; none when there is only one."""
+    sentences = _sentences(request[:MAX_REQUEST])
+    if len(sentences) < 2:
+        return []
     found: list[str] = []
     begun = ""
-    for sentence in _sentences(request[:MAX_REQUEST]):
+    for sentence in sentences:
         if found and _length(sentence) < _MIN_WORDS:
             found[-1] += f" {sentence}"
         elif _length(begun + sentence) < _MIN_WORDS:
@@ -256,21 +267,16 @@ def split_request(request: str) -> list[str]:
     return found[:MAX_PARTS] if len(found) > 1 else []
 
 
-def _sentences(text: str) -> Iterator[str]:
+def _sentences(text: str) -> list[str]:
+    pieces = []
     start = 0
     for end in _END.finditer(text):
         if not _SHORTENED.search(text[max(start, end.end() - 8) : end.end()]):
-            yield from _without_mark(text[start : end.end()])
+            pieces.append(text[start : end.end()])
             start = end.end()
-    yield from _without_mark(text[start:])
-
-
-def _without_mark(piece: str) -> Iterator[str]:
-    piece = piece.strip()
-    if mark := _MARK.match(piece):
-        piece = piece[mark.end() :]
-    if _WORD.search(piece):
-        yield piece
+    pieces.append(text[start:])
+    sentences = (_MARK.sub("", piece.strip(), count=1) for piece in pieces)
+    return [sentence for sentence in sentences if _WORD.search(sentence)]
 
 
 def _length(text: str) -> int:

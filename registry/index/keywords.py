@@ -3,7 +3,7 @@
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain, islice
@@ -111,7 +111,8 @@ class KeywordIndex:
             if not 0 <= slot <= MAX_SLOT:
                 raise ValueError(f"expected a slot from 0 to {MAX_SLOT}, got {slot}")
         for slot in batch:
-            self.remove(slot)
+            if slot in self._documents:
+                self.remove(slot)
         missing = max(batch) + 1 - len(self._lengths)
         if missing > 0:
             more = np.zeros(max(missing, len(self._lengths) // 2), np.float32)
@@ -279,20 +280,14 @@ def _terms(card: Card) -> dict[str, int]:
     return {term: min(weight, MAX_WEIGHT) for term, weight in weights.items()}
 
 
-def _fields(card: Card) -> Iterator[tuple[str, int]]:
-    """Yield the texts of a card with the weight of their field, the most telling ones first."""
-    yield card.name, 4
-    yield card.description, 2
-    for tag in card.tags:
-        yield tag, 1
+def _fields(card: Card) -> list[tuple[str, int]]:
+    """Return the texts of a card with the weight of their field, the most telling ones first."""
+    fields = [(card.name, 4), (card.description, 2)]
+    fields += ((tag, 1) for tag in card.tags)
+    fields += ((skill.name or skill.id, 4) for skill in card.skills)
     for skill in card.skills:
-        yield skill.name or skill.id, 4
-    for skill in card.skills:
-        yield skill.description, 1
-        for tag in skill.tags:
-            yield tag, 1
-        for example in skill.examples:
-            yield example, 1
+        fields += ((text, 1) for text in (skill.description, *skill.tags, *skill.examples))
+    return [(text, weight) for text, weight in fields if text]
 
 
 def _check(terms: Any) -> dict[str, int]:

@@ -112,7 +112,8 @@ class TenantIndex:
     def add(self, items: Sequence[tuple[int, IndexDocument]]) -> None:
         """Add agents, or replace their documents; this removes the vectors of a former card."""
         with self._lock:
-            self._clear([self._slots[no] for no, _ in items if no in self._slots])
+            if former := [self._slots[no] for no, _ in items if no in self._slots]:
+                self._clear(former)
             terms = []
             for no, document in items:
                 slot = self._slots.get(no)
@@ -193,7 +194,11 @@ class TenantIndex:
         """
         with self._lock:
             allowed = self._allowed(filter_, now)
-            hits = [_filtered(*self._keywords.search(words), allowed) for words in query.words]
+            hits = []
+            for words in query.words:
+                slots, scores = self._keywords.search(words)
+                keep = allowed[slots]
+                hits.append((slots[keep], scores[keep]))
             similar = lifts = None
             if query.vectors is not None and self._vectors is not None:
                 hits = [_best(*each) for each in hits]
@@ -266,11 +271,6 @@ class TenantIndex:
         if State.ALIVE not in filter_.states:
             allowed &= self._stale_at <= now
         return allowed
-
-
-def _filtered(slots: NDArray[np.int32], scores: NDArray[np.float32], allowed: NDArray[np.bool_]) -> ranking.KeywordHits:
-    keep = allowed[slots]
-    return slots[keep], scores[keep]
 
 
 def _best(slots: NDArray[np.int32], scores: NDArray[np.float32]) -> ranking.KeywordHits:

@@ -52,13 +52,16 @@ class IndexSet:
     requests: ChangeCursor = _START
     """The same of remembered requests."""
 
+    def of_tenant(self, tenant: str, liveness: Liveness) -> TenantIndex:
+        """Return the index of a tenant, made if it is the first time."""
+        index = self.by_tenant.get(tenant)
+        if index is None:
+            index = self.by_tenant[tenant] = TenantIndex(liveness)
+        return index
+
     def has(self, revision: int) -> bool:
         """Return whether all changes of agents up to a revision are in the indexes."""
         return self.cursor >= ChangeCursor(revision, _LAST)
-
-    def remembers(self, revision: int) -> bool:
-        """Return the same of remembered requests."""
-        return self.requests >= ChangeCursor(revision, _LAST)
 
     def is_at(self, revision: int) -> bool:
         """Return whether a revision is the last one in the indexes."""
@@ -97,7 +100,8 @@ def read_changes(tables: RegistryTables, indexes: IndexSet) -> ChangeBatch:
     # Agents first: what is remembered of them is of no use without them.
     if not batch.more:
         batch.requests = tables.memory.changes(indexes.requests, indexes.space, CHUNK)
-        batch.votes = tables.memory.votes([change.no for change in batch.requests if change.vector])
+        if batch.requests:
+            batch.votes = tables.memory.votes([change.no for change in batch.requests if change.vector])
     batch.more_requests = batch.more or len(batch.requests) == CHUNK
     return batch
 
@@ -176,10 +180,11 @@ def apply_changes(indexes: IndexSet, batch: ChangeBatch, liveness: Liveness) -> 
     for tenant, numbers in removed.items():
         indexes.by_tenant[tenant].remove(numbers)
     for tenant in seen:
-        index = indexes.by_tenant.setdefault(tenant, TenantIndex(liveness))
+        index = indexes.of_tenant(tenant, liveness)
         index.add(documents[tenant])
         index.mark_seen(seen[tenant])
-        index.add_vectors(vectors[tenant])
+        if tenant in vectors:
+            index.add_vectors(vectors[tenant])
     _apply_requests(indexes, batch, liveness)
     if batch.more:
         indexes.cursor = ChangeCursor(batch.changes[-1].revision, batch.changes[-1].no)
@@ -201,7 +206,7 @@ def _apply_requests(indexes: IndexSet, batch: ChangeBatch, liveness: Liveness) -
         else:
             kept[change.tenant].append(RememberedRequest(change.no, vector, votes[change.no]))
     for tenant in {**kept, **forgotten}:
-        index = indexes.by_tenant.setdefault(tenant, TenantIndex(liveness))
+        index = indexes.of_tenant(tenant, liveness)
         index.remember(kept[tenant], forgotten[tenant])
     if not batch.more_requests:
         indexes.requests = ChangeCursor(batch.revision, _LAST)
@@ -312,7 +317,8 @@ class IndexUpdater:
                     await self._loaded.wait()
         if not self._loaded.is_set():
             raise BusyError("the registry is being read into memory")
-        return self._indexes.by_tenant.get(tenant) or TenantIndex(self._liveness)
+        index = self._indexes.by_tenant.get(tenant)
+        return TenantIndex(self._liveness) if index is None else index
 
     async def wait_for(self, revision: int, *, remembered: bool = False) -> None:
         """Wait until the indexes have a transaction, for :data:`WAIT_SECONDS` at most and not for the first load.
@@ -322,8 +328,10 @@ class IndexUpdater:
         self._wake.set()
         self._confirmed = max(self._confirmed, revision)
 
+        wanted = ChangeCursor(revision, _LAST)
+
         def there() -> bool:
-            return self._indexes.remembers(revision) if remembered else self._indexes.has(revision)
+            return (self._indexes.requests if remembered else self._indexes.cursor) >= wanted
 
         if not self._loaded.is_set() or there():
             return
