@@ -100,7 +100,7 @@ async def _v2() -> Cost:
     async def unpack(envelope: bytes) -> None:
         jwe = read(envelope, MAX_BYTES)
         assert isinstance(jwe, Jwe)
-        orjson.loads(await library.decrypt(jwe, ours.kid, known, theirs if jwe.sender_kid else None))
+        orjson.loads(await library.decrypt(jwe, known, theirs if jwe.sender_kid else None))
 
     async def pack(text: str) -> None:
         message = orjson.loads(text)

@@ -145,12 +145,17 @@ class OwnIdentities:
 
     def find(self, did: str) -> Identity | None:
         """Return the identity of one of our DIDs, keys or key ids, retired or not; None for any other."""
-        name = names.canonical(did) or ""
-        return self._index.names.get(did) or self._index.names.get(name) or self._in_peer_2(name)
+        index, name = self._index, names.canonical(did) or ""
+        known = index.names.get(did) or index.names.get(name)
+        if known is not None:
+            return known
+        found = index.in_peer_2(name)
+        return None if found is None else found[0]
 
     def owns(self, name: str) -> bool:
         """Whether a canonical key or DID is ours, of any tenant, retired or not."""
-        return name in self._index.names or name in self._index.keys or self._in_peer_2(name) is not None
+        index = self._index
+        return name in index.names or name in index.keys or index.in_peer_2(name) is not None
 
     def document(self, did: str) -> DidDocument | None:
         """Return the document of a DID of ours, also of a retired one."""
@@ -181,11 +186,9 @@ class OwnIdentities:
         return identity.tenant
 
     def _identity_of(self, recipient: str) -> Identity | None:
-        found = self._index.kids.get(recipient) or self._index.names.get(recipient)
-        return found or self._in_peer_2(recipient.partition("#")[0])
-
-    def _in_peer_2(self, did: str) -> Identity | None:
-        found = self._index.in_peer_2(did)
+        if "#" not in recipient:
+            return self._index.names.get(recipient)
+        found = self._index.find_secret(recipient)
         return None if found is None else found[0]
 
     def invitation_dids(self, tenant: str, key: str) -> tuple[str, str]:
@@ -213,7 +216,8 @@ class OwnIdentities:
 
     def kid(self, kid: str) -> Secret | None:
         """v2: return the secret of a key id of ours."""
-        return self._index.secrets.get(kid) or self._index.secret_in_peer_2(kid)
+        found = self._index.find_secret(kid)
+        return None if found is None else found[1]
 
     async def renew(self) -> bool:
         """Read keys that another instance made; True when there are new ones.

@@ -120,18 +120,12 @@ def _of_point(curve: str, key: ec.EllipticCurvePublicKey) -> Jwk:
 class KeyPair:
     """A key pair."""
 
+    curve: str
+    """Such as ``P-256``."""
     public: Jwk
     private: Jwk = field(repr=False)
-
-    @property
-    def curve(self) -> str:
-        """Such as ``P-256``."""
-        return self.public["crv"]
-
-    @property
-    def multibase(self) -> str:
-        """The public key as DIDs write it."""
-        return multibase(self.public)
+    multibase: str
+    """The public key as DIDs write it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,4 +191,4 @@ def _point(curve: str, secret: bytes) -> KeyPair:
 
 def _pair(curve: str, secret: bytes, public: bytes) -> KeyPair:
     jwk = from_raw(curve, public)
-    return KeyPair(jwk, {**jwk, "d": base64url.encode(secret)})
+    return KeyPair(curve, jwk, {**jwk, "d": base64url.encode(secret)}, multibase(jwk))

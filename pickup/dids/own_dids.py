@@ -220,8 +220,8 @@ class IdentityIndex:
     keys: set[str] = field(default_factory=set)
     """The public keys of all pairs as did:key, and unqualified DIDs as did:sov."""
     seeds: dict[str, bytes] = field(default_factory=dict, repr=False)
-    secrets: dict[str, Secret] = field(default_factory=dict, repr=False)
-    kids: dict[str, Identity] = field(default_factory=dict)
+    secrets: dict[str, tuple[Identity, Secret]] = field(default_factory=dict, repr=False)
+    """By key id."""
     agreement: dict[str, tuple[Identity, KeyPair]] = field(default_factory=dict, repr=False)
     """The pairs in the DIDs of invitations, by multibase."""
     documents: dict[str, DidDocument] = field(default_factory=dict)
@@ -245,6 +245,20 @@ class IdentityIndex:
             else:
                 self._add_peer(did, keys, identity)
 
+    def find_secret(self, kid: str) -> tuple[Identity, Secret] | None:
+        """Return the secret of a key id, and whose it is; also of one in the DID of an invitation."""
+        known = self.secrets.get(kid)
+        if known is not None:
+            return known
+        did, _, fragment = kid.partition("#")
+        found = self.in_peer_2(did)
+        if found is None:
+            return None
+        identity, pair, number = found
+        if fragment != f"key-{number}" and fragment not in material.peer_2_fragments(pair.multibase):
+            return None
+        return identity, Secret(kid, pair.curve, pair.private)
+
     def in_peer_2(self, did: str) -> tuple[Identity, KeyPair, int] | None:
         """Return the identity whose key agreement key stands in a did:peer:2, the pair, and its number in the DID.
 
@@ -257,16 +271,6 @@ class IdentityIndex:
         ours = (at for at, multibase in enumerate(keys) if multibase in self.agreement)
         at = next(ours, None)
         return None if at is None else (*self.agreement[keys[at]], at + 1)
-
-    def secret_in_peer_2(self, kid: str) -> Secret | None:
-        """Return the secret of a key id in the DID of an invitation."""
-        did, _, fragment = kid.partition("#")
-        found = self.in_peer_2(did)
-        if found is None:
-            return None
-        _, pair, number = found
-        known = fragment in (f"key-{number}", *material.peer_2_fragments(pair.multibase))
-        return Secret(kid, pair.curve, pair.private) if known else None
 
     def _add_peer(self, did: str, keys: IdentityKeys, identity: Identity) -> None:
         document = read(did)
@@ -297,5 +301,4 @@ class IdentityIndex:
             self.web[web_path(did)] = raw
 
     def _secret(self, kid: str, pair: KeyPair, identity: Identity) -> None:
-        self.secrets[kid] = Secret(kid, pair.curve, pair.private)
-        self.kids[kid] = identity
+        self.secrets[kid] = identity, Secret(kid, pair.curve, pair.private)

@@ -159,12 +159,9 @@ class CachingResolver:
 
     async def resolve(self, did: str) -> DidDocument:
         """Return the document of a DID without fragment; :class:`UnresolvedDidError` when there is none."""
-        own = self._known.document(did)
-        if own is not None:
-            return own
-        kept = self._documents.get(did)
-        if kept is not None:
-            return kept
+        document = self._documents.get(did) or self._known.document(did)
+        if document is not None:
+            return document
         # A DID URL with parameters would have its own document, but be compared without them.
         _check(did)
         if did.startswith("did:web:"):

@@ -64,16 +64,12 @@ def _pad(value: str, size: int) -> str:
 
 def public(key: PublicKey) -> Any:
     """Return a public key of a document; KeyError for an incomplete JWK. The point is checked on first use."""
-    return _public(key.curve, key.jwk["x"], _y(key))
+    return _public(key.curve, key.jwk["x"], key.jwk.get("y"))
 
 
 def private(secret: Secret) -> Any:
     """Return a key of ours."""
-    return _private(secret.curve, secret.jwk["x"], _y(secret), secret.jwk["d"])
-
-
-def _y(key: PublicKey | Secret) -> str | None:
-    return key.jwk["y"] if key.curve.startswith("P-") else None
+    return _private(secret.curve, secret.jwk["x"], secret.jwk.get("y"), secret.jwk["d"])
 
 
 @lru_cache(maxsize=MAX_PUBLIC)
@@ -87,8 +83,10 @@ def _private(curve: str, x: str, y: str | None, d: str) -> Any:
 
 
 def _imported(curve: str, jwk: dict[str, str], y: str | None) -> Any:
-    if y is None:
+    if not curve.startswith("P-"):
         return OKPKey.import_key({"kty": "OKP", **jwk})
+    if y is None:
+        raise KeyError("y")
     return PaddedECKey.import_key({"kty": "EC", **jwk, "y": y})
 
 

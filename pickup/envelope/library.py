@@ -90,34 +90,31 @@ class LibraryEnvelopes:
 
     async def _decrypt(self, jwe: Jwe) -> tuple[str, str | None, Jwe | Jws | dict[str, Any]]:
         """Return the key of ours that opened a layer, the DID whose key sealed it, and the layer inside."""
-        kid, secret = await self._find_recipient(jwe)
+        secret = await self._find_recipient(jwe)
         sender, did = None, None
         if jwe.sender_kid is not None:
             did, sender = await self._key(jwe.sender_kid, "key_agreement")
             if sender.curve != jwe.curve:
                 raise EnvelopeError("the sender's key and epk are on different curves")
         try:
-            payload = await self._v2.decrypt(jwe, kid, secret, sender)
+            payload = await self._v2.decrypt(jwe, secret, sender)
         except Exception as error:
             raise EnvelopeError(NOT_FOR_US) from error
         if did is not None and sender is not None:
             self._remember_fragment(did, sender)
-        return kid, did, read_layer(payload)
+        return secret.kid, did, read_layer(payload)
 
-    async def _find_recipient(self, jwe: Jwe) -> tuple[str, Secret]:
-        found = self._find_secret(jwe)
-        if found is None and await self._secrets.renew():
-            found = self._find_secret(jwe)
-        if found is None:
-            raise EnvelopeError(NOT_FOR_US)
-        return found
-
-    def _find_secret(self, jwe: Jwe) -> tuple[str, Secret] | None:
-        for kid in jwe.recipients:
-            secret = self._secrets.kid(kid)
-            if secret is not None and secret.curve == jwe.curve:
-                return kid, secret
-        return None
+    async def _find_recipient(self, jwe: Jwe) -> Secret:
+        """Return the first key of ours among the recipients, on the curve of the layer."""
+        renewed = False
+        while True:
+            for kid in jwe.recipients:
+                secret = self._secrets.kid(kid)
+                if secret is not None and secret.curve == jwe.curve:
+                    return secret
+            if renewed or not await self._secrets.renew():
+                raise EnvelopeError(NOT_FOR_US)
+            renewed = True
 
     async def _verify(self, jws: Jws) -> tuple[str, bytes]:
         did, key = await self._key(jws.kid, "authentication")
@@ -127,12 +124,11 @@ class LibraryEnvelopes:
         """Return the DID of a key id as written, and its key, which the DID's document must list for the purpose."""
         did, _, fragment = kid.partition("#")
         document = await self._resolver.resolve(did)
-        name = canonical(did)
         keys: tuple[PublicKey, ...] = getattr(document, purpose)
         for key in keys:
             # The document of a did:peer:4 may name its keys by either form of the DID.
             owner, _, own_fragment = key.kid.partition("#")
-            if name is None or canonical(owner) != name:
+            if owner != did and (canonical(did) is None or canonical(owner) != canonical(did)):
                 continue
             if own_fragment == fragment:
                 return did, key
@@ -144,7 +140,10 @@ class LibraryEnvelopes:
         if "#" in to:
             keys = [(await self._key(to, "key_agreement"))[1]]
         else:
-            keys = self._as_named(to, (await self._resolver.resolve(to)).key_agreement)
+            keys = list((await self._resolver.resolve(to)).key_agreement)
+            form = self._fragments.get(to)
+            if form is not None:
+                keys = [replace(key, kid=f"{to}#{peer_2_fragments(multibase(key.jwk))[form]}") for key in keys]
         keys = [key for key in keys if key.curve in AGREEMENT_CURVES]
         if not keys:
             raise UnresolvedDidError("the receiver's document has no key to seal for")
@@ -154,7 +153,9 @@ class LibraryEnvelopes:
         """Note how a peer names its keys: it finds its secrets by the same names."""
         if not did.startswith(_PEER_2):
             return
-        fragment, forms = key.kid.partition("#")[2], peer_2_fragments(multibase(key.jwk))
+        fragment = key.kid.partition("#")[2]
+        # The usual key-1 is no multibase, which is slow to write.
+        forms = () if "-" in fragment else peer_2_fragments(multibase(key.jwk))
         if fragment in forms:
             self._fragments[did] = forms.index(fragment)
             self._fragments.move_to_end(did)
@@ -162,12 +163,6 @@ class LibraryEnvelopes:
                 self._fragments.popitem(last=False)
         else:
             self._fragments.pop(did, None)
-
-    def _as_named(self, did: str, keys: Sequence[PublicKey]) -> list[PublicKey]:
-        form = self._fragments.get(did)
-        if form is None:
-            return list(keys)
-        return [replace(key, kid=f"{did}#{peer_2_fragments(multibase(key.jwk))[form]}") for key in keys]
 
     async def _secret(self, sender: str, curves: Sequence[str]) -> Secret:
         """Return our key on the first of the receiver's curves that we have."""
@@ -185,14 +180,16 @@ def _check_consistency(plaintext: Mapping[str, Any], kid: str, sealed_by: str | 
     claimed = plaintext.get("from")
     if claimed is not None and not isinstance(claimed, str):
         raise EnvelopeError("expected a DID in from")
-    author = None if claimed is None else canonical(claimed)
     for did, what in ((sealed_by, "sealed"), (signed_by, "signed")):
-        if did is not None and (author is None or author != canonical(did)):
+        if did is None or did == claimed:
+            continue
+        author = None if claimed is None else canonical(claimed)
+        if author is None or author != canonical(did):
             raise EnvelopeError(f"from is not the DID whose key {what} the message")
     to = plaintext.get("to")
     if to is not None:
         if not isinstance(to, list) or not all(isinstance(did, str) for did in to):
             raise EnvelopeError("expected a list of DIDs in to")
-        mine = canonical(kid)
-        if mine is None or mine not in {canonical(did) for did in to}:
+        mine = kid.partition("#")[0]
+        if mine not in to and (canonical(mine) or "") not in {canonical(did) for did in to}:
             raise EnvelopeError("to does not name the DID the message is encrypted for")

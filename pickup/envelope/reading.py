@@ -113,18 +113,17 @@ def read_layer(payload: bytes) -> Jwe | Jws | dict[str, Any]:
 def read_jwt(text: str) -> tuple[Jws, dict[str, Any]]:
     """Read a JWT (RFC 7519) in its compact form, not verified yet, and its claims."""
     parts = dict(zip(("protected", "payload", "signature"), text.split(".", 2), strict=False))
-    for name in ("protected", "payload", "signature"):
-        _text(parts, name)
+    _texts(parts, "protected", "payload", "signature")
     header = _protected(parts)
     if "b64" in header or header.get("alg") not in SIGNERS.values():
         raise EnvelopeError(f"expected alg {' or '.join(sorted(SIGNERS.values()))}")
-    return Jws(**parts, alg=header["alg"], kid=_kid(header.get("kid"))), read_object(_decoded(parts["payload"]))
+    return Jws(**parts, alg=header["alg"], kid=_kid(header.get("kid"))), read_object(_decode(parts, "payload"))
 
 
-def read_object(data: bytes | str) -> dict[str, Any]:
+def read_object(data: bytes) -> dict[str, Any]:
     """Read a JSON object of bounded depth and number of values."""
-    brackets = _count(data, "{[")
-    if len(data) > MAX_VALUES and brackets + _count(data, ",") > MAX_VALUES:
+    brackets = data.count(b"{") + data.count(b"[")
+    if len(data) > MAX_VALUES and brackets + data.count(b",") > MAX_VALUES:
         raise EnvelopeError(f"expected JSON of at most {MAX_VALUES} values")
     try:
         value = orjson.loads(data)
@@ -136,12 +135,6 @@ def read_object(data: bytes | str) -> dict[str, Any]:
     if brackets > MAX_DEPTH and _depth(value) > MAX_DEPTH:
         raise EnvelopeError(f"expected JSON of at most {MAX_DEPTH} levels")
     return value
-
-
-def _count(data: bytes | str, characters: str) -> int:
-    if isinstance(data, bytes):
-        return sum(map(data.count, characters.encode()))
-    return sum(map(data.count, characters))
 
 
 def _depth(value: object) -> int:
@@ -158,28 +151,32 @@ def _depth(value: object) -> int:
     return depth
 
 
-def _decoded(text: str) -> bytes:
-    """Decode base64url, padded or not."""
+def _texts(fields: Mapping[str, Any], *names: str) -> dict[str, str]:
+    """Return fields that must be there, and be base64url."""
+    texts: dict[str, str] = {}
+    for name in names:
+        value = fields.get(name)
+        if value is None:
+            raise EnvelopeError(f"{name} is missing")
+        if not isinstance(value, str) or _BASE64.fullmatch(value) is None:
+            raise EnvelopeError(f"expected base64url in {name}")
+        texts[name] = value
+    return texts
+
+
+def _decode(fields: Mapping[str, Any], name: str) -> bytes:
+    """Return what a field has in base64url, padded or not."""
+    text = _texts(fields, name)[name]
+    if len(text) > MAX_PROTECTED and name == "protected":
+        raise EnvelopeError(f"expected a protected header of at most {MAX_PROTECTED} characters")
     try:
         return base64url.decode(text)
     except ValueError:
         raise EnvelopeError("expected base64url") from None
 
 
-def _text(fields: Mapping[str, Any], name: str) -> str:
-    value = fields.get(name)
-    if value is None:
-        raise EnvelopeError(f"{name} is missing")
-    if not isinstance(value, str) or _BASE64.fullmatch(value) is None:
-        raise EnvelopeError(f"expected base64url in {name}")
-    return value
-
-
 def _protected(fields: Mapping[str, Any]) -> dict[str, Any]:
-    text = _text(fields, "protected")
-    if len(text) > MAX_PROTECTED:
-        raise EnvelopeError(f"expected a protected header of at most {MAX_PROTECTED} characters")
-    header = read_object(_decoded(text))
+    header = read_object(_decode(fields, "protected"))
     # Decompression makes much out of little; nothing of DIDComm uses either of the two.
     if "zip" in header or "crit" in header:
         raise EnvelopeError("zip and crit are not accepted")
@@ -202,16 +199,16 @@ def _read_v1(fields: Mapping[str, Any], header: Mapping[str, Any]) -> V1Envelope
     recipients = _list_of_objects(header.get("recipients"), MAX_V1_RECIPIENTS)
     for recipient in recipients:
         own = recipient["header"]
-        _text(recipient, "encrypted_key")
+        _texts(recipient, "encrypted_key")
         if not isinstance(own.get("kid"), str):
             raise EnvelopeError("expected a kid for each recipient")
         # The library decides by these two fields alone, so they must agree with alg.
         for name in ("sender", "iv"):
             if authenticated:
-                _text(own, name)
+                _texts(own, name)
             elif own.get(name) is not None:
                 raise EnvelopeError(f"expected no {name} in an Anoncrypt envelope")
-    texts = {name: _text(fields, name) for name in ("protected", "iv", "ciphertext", "tag")}
+    texts = _texts(fields, "protected", "iv", "ciphertext", "tag")
     return V1Envelope(texts, authenticated, recipients)
 
 
@@ -223,16 +220,16 @@ def _read_jwe(fields: Mapping[str, Any], header: Mapping[str, Any]) -> Jwe:
         raise EnvelopeError(f"expected enc {' or '.join(sorted(CIPHERS[alg]))}")
     recipients: dict[str, str] = {}
     for recipient in _list_of_objects(fields.get("recipients"), MAX_V2_RECIPIENTS):
-        recipients[_kid(recipient["header"].get("kid"))] = _text(recipient, "encrypted_key")
+        kid = _kid(recipient["header"].get("kid"))
+        recipients[kid] = _texts(recipient, "encrypted_key")["encrypted_key"]
     if len(recipients) != len(fields["recipients"]):
         raise EnvelopeError("expected each recipient once")
     kids = tuple(sorted(recipients))
     apv = apv_of if sum(map(len, kids)) <= _MAX_CACHED else apv_of.__wrapped__
-    if _text(header, "apv").rstrip("=") != apv(kids):
+    if _texts(header, "apv")["apv"].rstrip("=") != apv(kids):
         raise EnvelopeError("apv is not that of the recipients")
-    texts = {name: _text(fields, name) for name in ("protected", "iv", "ciphertext", "tag")}
-    if "aad" in fields:
-        texts["aad"] = _text(fields, "aad")
+    optional = ("aad",) if "aad" in fields else ()
+    texts = _texts(fields, "protected", "iv", "ciphertext", "tag", *optional)
     if alg == AUTHCRYPT:
         return Jwe(texts, recipients, _curve(header.get("epk")), _sender(header))
     if "epk" in header:
@@ -265,15 +262,14 @@ def _curve(epk: object) -> str:
             raise EnvelopeError("expected an epk on X25519, P-256 or P-384")
     if "d" in epk:
         raise EnvelopeError("expected a public epk")
-    for name in coordinates:
-        if len(_text(epk, name)) > 128:
-            raise EnvelopeError("expected an epk of the size of its curve")
+    if max(map(len, _texts(epk, *coordinates).values())) > 128:
+        raise EnvelopeError("expected an epk of the size of its curve")
     return str(epk["crv"])
 
 
 def _sender(header: Mapping[str, Any]) -> str:
     try:
-        by_apu = _decoded(_text(header, "apu")).decode()
+        by_apu = _decode(header, "apu").decode()
     except UnicodeDecodeError:
         raise EnvelopeError("expected a key id in apu") from None
     if "skid" in header and header["skid"] != by_apu:
@@ -300,7 +296,5 @@ def _read_jws(fields: Mapping[str, Any]) -> Jws:
     kid = header["kid"] if "kid" in header else own.get("kid") if isinstance(own, dict) else None
     if "b64" in header or header.get("alg") not in SIGNERS.values():
         raise EnvelopeError(f"expected alg {' or '.join(sorted(SIGNERS.values()))}")
-    return Jws(
-        _text(fields, "payload"), _text(signatures[0], "protected"), _text(signatures[0], "signature"),
-        header["alg"], _kid(kid),
-    )  # fmt: skip
+    texts = _texts(fields, "payload") | _texts(signatures[0], "protected", "signature")
+    return Jws(**texts, alg=header["alg"], kid=_kid(kid))

@@ -82,7 +82,7 @@ class V1Library:
             caller = canonical(sender or "")
             if caller is None or not is_ed25519(caller):
                 raise EnvelopeError("expected the sender's key to be an Ed25519 key")
-        return OpenedEnvelope(Generation.V1, read_object(plaintext), recipient, caller, mark_of(envelope))
+        return OpenedEnvelope(Generation.V1, read_object(plaintext.encode()), recipient, caller, mark_of(envelope))
 
     async def seal(self, plaintext: bytes, to: Sequence[str], sender: str | None) -> bytes:
         """Seal for canonical keys; :class:`EnvelopeError` when one is no key, or the sender's is not ours."""

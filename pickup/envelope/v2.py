@@ -38,11 +38,11 @@ class DidcommMessagingLibrary:
     def __init__(self) -> None:
         self._crypto = _Crypto()
 
-    async def decrypt(self, jwe: Jwe, kid: str, recipient: Secret, sender: PublicKey | None) -> bytes:
+    async def decrypt(self, jwe: Jwe, recipient: Secret, sender: PublicKey | None) -> bytes:
         """Open a layer."""
         # The JOSE library takes it parsed too.
-        envelope: Any = jwe.only_for(kid)
-        key = AuthlibSecretKey(private(recipient), kid)
+        envelope: Any = jwe.only_for(recipient.kid)
+        key = AuthlibSecretKey(private(recipient), recipient.kid)
         if sender is None:
             payload: bytes = await self._crypto.ecdh_es_decrypt(envelope, key)
         else:
@@ -68,8 +68,8 @@ DIDCOMM = "didcomm"
 class V2Library(Protocol):
     """Encrypts and decrypts one layer, with keys that were chosen and checked before; any exception is a refusal."""
 
-    async def decrypt(self, jwe: Jwe, kid: str, recipient: Secret, sender: PublicKey | None) -> bytes:
-        """Open a layer with the key of the recipient ``kid``; ``sender`` is given for authcrypt."""
+    async def decrypt(self, jwe: Jwe, recipient: Secret, sender: PublicKey | None) -> bytes:
+        """Open a layer with the key of one of its recipients; ``sender`` is given for authcrypt."""
 
     async def encrypt(self, message: Mapping[str, Any], to: Sequence[PublicKey], sender: Secret | None) -> bytes:
         """Seal for keys of one curve: authcrypt from a key of ours on that curve, else anoncrypt."""

@@ -29,10 +29,12 @@ _ANON = AnonCryptAlg.A256CBC_HS512_ECDH_ES_A256KW
 class DidcommLibrary:
     """Implements :class:`pickup.envelope.v2.V2Library`."""
 
-    async def decrypt(self, jwe: Jwe, kid: str, recipient: Secret, sender: PublicKey | None) -> bytes:
+    async def decrypt(self, jwe: Jwe, recipient: Secret, sender: PublicKey | None) -> bytes:
         """Open a layer."""
         opened = JsonWebEncryption().deserialize_json(
-            jwe.only_for(kid), (kid, private(recipient)), sender_key=None if sender is None else public(sender)
+            jwe.only_for(recipient.kid),
+            (recipient.kid, private(recipient)),
+            sender_key=None if sender is None else public(sender),
         )
         payload: bytes = opened["payload"]
         return payload
