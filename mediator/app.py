@@ -176,7 +176,7 @@ async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
 
         # The doors. The gateway opens before the NATS door and closes after it, to pass on the last replies.
         gateway = await stack.enter_async_context(
-            open_gateway(settings, upstreams, connection, broker, metrics, health, directory, instruments.encoder)
+            open_gateway(settings, upstreams, connection, broker, metrics, health, directory, instruments.record_push)
         )
         nats_url = public_url(settings, gateway, upstreams)
         await stack.enter_async_context(open_wakes(settings, connection, broker))

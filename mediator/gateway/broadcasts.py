@@ -18,7 +18,7 @@ from nats.errors import Error as NatsError
 from mediator.broker import Broker
 from mediator.errors import BadRequestError, UnavailableError
 from mediator.fields import printable
-from mediator.gateway.subscription import BroadcastMessage, EncodedMessage, Publisher, Subscription, log_failure
+from mediator.gateway.subscription import BroadcastMessage, Publisher, Subscription, encode_push, run_in_background
 from mediator.mailboxes import broadcasting, sending
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.message import HIDDEN_ID, Draft, Message
@@ -27,7 +27,7 @@ from mediator.nats import control_messages, protocol
 from mediator.nats.client import Request
 from mediator.nats.connection import NatsConnection, NatsSubscription
 from mediator.nats.editions import PERSIST, read_flag, read_persist
-from mediator.nats.frames import decode_body, encode_message, encode_message_body
+from mediator.nats.frames import decode_body, encode_body, encode_message
 from mediator.nats.subjects import MAX_PATTERN
 from mediator.nats.verbs import PendingRequest, Verb
 
@@ -148,7 +148,7 @@ class BroadcastHub:
 
     def start(self) -> None:
         """Start pushing."""
-        self._server = asyncio.create_task(log_failure(self._run()), name="push-broadcasts")
+        self._server = run_in_background(self._run(), "push-broadcasts")
 
     def pause(self) -> None:
         """Stop pushing."""
@@ -182,7 +182,7 @@ class BroadcastHub:
         key = channel.subject, channel.queue
         if self._channels.get(key) is channel:
             del self._channels[key]
-        task = asyncio.create_task(log_failure(channel.end()), name="push-broadcasts-end")
+        task = run_in_background(channel.end(), "push-broadcasts-end")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -203,13 +203,12 @@ class BroadcastHub:
     def push(self, subscription: Subscription) -> None:
         """Push what there is room for; the other half of the window is for stored broadcasts."""
         backlog, window, sid, frames = subscription.backlog, subscription.window, subscription.sid, []
-        while backlog and not subscription.full and window.offer([(_ITEM, backlog[0].size)], backlog[0].size, 2):
+        room = not subscription.is_full(subscription)
+        while room and backlog and window.offer([(_ITEM, backlog[0].size)], backlog[0].size, 2):
             message = self._pop(subscription)
-            if subscription.bare:
-                frames.append(encode_message(message.subject, sid, message.payload))
-            else:
-                frames.append(encode_message_body(message.subject, sid, message.body))
-        subscription.push(frames)
+            headers = None if subscription.bare else message.headers
+            frames.append(encode_message(message.subject, sid, message.payload, headers))
+        subscription.push_frames(frames)
 
     def forget(self, subscription: Subscription) -> list[BroadcastMessage]:
         """Push no more to a subscription, and return what waits for it."""
@@ -262,7 +261,7 @@ class PublishedBroadcast:
             HIDDEN_ID, Lane.NORMAL, draft.payload, draft.size, 0, 0, None, None, draft.tags, draft.headers,
             reply_to=draft.reply_to,
         )  # fmt: skip
-        return EncodedMessage(message).body(python=False)
+        return encode_body(*encode_push(message))
 
 
 class BroadcastVerb:

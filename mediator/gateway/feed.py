@@ -13,7 +13,7 @@ import structlog
 
 from mediator.broker import Broker
 from mediator.errors import MediatorError, NoSuchMailboxError
-from mediator.gateway.subscription import MessageBatch, MessageEncoder, Publisher, Subscription, log_failure
+from mediator.gateway.subscription import MessageBatch, Publisher, Subscription, run_in_background
 from mediator.mailboxes import pushing
 from mediator.mailboxes.lanes import LANES
 from mediator.mailboxes.mailbox import MailboxKey
@@ -86,7 +86,8 @@ RETRY_SECONDS = 1.0
 
 def push_batch(subscription: Subscription, batch: MessageBatch) -> bool:
     """Push what a subscription is to get of a batch, as far as there is room; return whether there was room for all."""
-    cursor, window, room = subscription.cursor, subscription.window, subscription.room
+    cursor, window, places = subscription.cursor, subscription.window, range(len(batch.messages))
+    room = not subscription.is_full(subscription) and window.room > 0
     if (
         room
         and cursor.wants_all(batch.first)
@@ -94,21 +95,21 @@ def push_batch(subscription: Subscription, batch: MessageBatch) -> bool:
         and window.offer(batch.entries, batch.size)
     ):
         cursor.gave_all(batch.last)
-        subscription.push(batch.frames(subscription))
+        subscription.push(batch, places)
         return True
-    frames: list[bytes] = []
+    taken: list[int] = []
     whole = True
-    for encoded, entry in zip(batch.messages, batch.entries, strict=True):
-        message = encoded.message
+    for place in places:
+        message, entry = batch.messages[place], batch.entries[place]
         if not cursor.wants(message):
             continue
         if subscription.takes(message):
             if not (room and window.offer([entry], message.size)):
                 whole = False
                 break
-            frames.append(subscription.frame(encoded))
+            taken.append(place)
         cursor.gave(message)
-    subscription.push(frames)
+    subscription.push(batch, taken)
     return whole
 
 
@@ -124,7 +125,6 @@ class LiveFeed(Publisher):
         mailbox_id: int,
         woken: asyncio.Event,
         on_end: Callable[[], object],
-        encode: MessageEncoder,
     ) -> None:
         """``reads`` bounds the reads whose messages are in memory at the same time; ``woken`` is set at new mail."""
         self._broker = broker
@@ -133,7 +133,6 @@ class LiveFeed(Publisher):
         self._key = key
         self._mailbox_id = mailbox_id
         self._on_end = on_end
-        self._encode = encode
         self._subscriptions: set[Subscription] = set()
         self._live: dict[Subscription, None] = {}
         self._marks = [-1] * len(LANES)
@@ -149,7 +148,7 @@ class LiveFeed(Publisher):
         subscription.cursor, subscription.first = cursor, first
         self._subscriptions.add(subscription)
         if self._task is None:
-            self._task = asyncio.create_task(log_failure(self._run()), name="push-feed")
+            self._task = run_in_background(self._run(), "push-feed")
 
     def start(self, subscription: Subscription) -> None:
         """Push what was read when the subscription was opened; the feed is awake for what came since."""
@@ -162,7 +161,7 @@ class LiveFeed(Publisher):
 
     def _push(self, subscription: Subscription, found: Found) -> bool:
         """Push what was read for one subscription; return whether there was room for all."""
-        if not push_batch(subscription, MessageBatch(found.messages, self._encode)):
+        if not push_batch(subscription, MessageBatch(found.messages)):
             return False
         subscription.cursor.marks = found.marks
         return True
@@ -173,9 +172,7 @@ class LiveFeed(Publisher):
             return
         subscription.has_more = True
         if subscription.catching_up is None and not subscription.closed:
-            subscription.catching_up = asyncio.create_task(
-                log_failure(self._catch_up(subscription)), name="push-catch-up"
-            )
+            subscription.catching_up = run_in_background(self._catch_up(subscription), "push-catch-up")
 
     def confirmed(self, subscription: Subscription, items: list[Item]) -> None:
         """Note how far the mailbox's mail was confirmed, and push more."""
@@ -265,7 +262,7 @@ class LiveFeed(Publisher):
         return not found.complete
 
     async def _fan_out(self, found: Found) -> None:
-        batch = MessageBatch(found.messages, self._encode)
+        batch = MessageBatch(found.messages)
         pushed = 0
         for subscription in tuple(self._live):
             if pushed >= TURN:

@@ -12,11 +12,12 @@ from mediator.gateway import broadcasts
 from mediator.gateway.broadcasts import BroadcastHub, BroadcastVerb
 from mediator.gateway.identity import ClientIdentities, TenantGate, identity_verb
 from mediator.gateway.server import Gateway, Upstream
-from mediator.gateway.subscription import EncodedMessage, InFlightCounter, MessageEncoder
+from mediator.gateway.subscription import InFlightCounter
 from mediator.gateway.subscriptions import (
     BroadcastSource,
     MailboxSource,
     PublicListSource,
+    PushRecorder,
     StoredMailSource,
     Subscriptions,
 )
@@ -52,12 +53,12 @@ def make_sources(
     metrics: Metrics,
     in_flight: InFlightCounter,
     settings: PushSettings,
-    encoder: MessageEncoder = EncodedMessage,
+    record: PushRecorder | None = None,
 ) -> dict[type[Subject], StoredMailSource]:
     """Return what serves subscriptions, by the kind of their subject."""
     common = broker, in_flight, settings.keep_days * DAY
     return {
-        MailboxSubject: MailboxSource(*common, encoder),
+        MailboxSubject: MailboxSource(*common, record),
         PublicListSubject: PublicListSource(*common),
         BroadcastSubject: BroadcastSource(*common, BroadcastHub(connection, metrics.broadcasts_lost.inc)),
     }
@@ -72,7 +73,7 @@ async def open_gateway(
     metrics: Metrics,
     health: Health,
     directory: TenantDirectory,
-    encoder: MessageEncoder = EncodedMessage,
+    record: PushRecorder | None = None,
 ) -> AsyncIterator[Gateway | None]:
     """Run the gateway inside this block; None if there is none. Raises :class:`SetupError`."""
     listen = settings.nats if settings.nats_url is None else settings.gateway.listen
@@ -82,7 +83,7 @@ async def open_gateway(
     chosen = listen, settings.gateway, settings.push, settings.drain_seconds
     common = upstreams, connection, broker, metrics
     gate = TenantGate(make_account_map(settings, directory), directory)
-    async with run_gateway(*chosen, *common, encoder, gate) as gateway:
+    async with run_gateway(*chosen, *common, record, gate) as gateway:
         health.add("gateway", gateway.check)
         yield gateway
 
@@ -97,7 +98,7 @@ async def run_gateway(
     connection: NatsConnection,
     broker: Broker,
     metrics: Metrics,
-    encoder: MessageEncoder = EncodedMessage,
+    record: PushRecorder | None = None,
     gate: TenantGate | None = None,
 ) -> AsyncIterator[Gateway]:
     """Run a gateway inside this block; at its end, confirmations are stored within ``drain_seconds``.
@@ -106,7 +107,7 @@ async def run_gateway(
     """
     clock = asyncio.get_running_loop().time
     in_flight = InFlightCounter(metrics.pushed.inc)
-    sources = make_sources(connection, broker, metrics, in_flight, push, encoder)
+    sources = make_sources(connection, broker, metrics, in_flight, push, record)
     limit_of = None if gate is None else lambda tenant: gate.directory.quota(tenant).subscriptions
     subscriptions = Subscriptions(sources, push, in_flight, clock, limit_of)
     if gate is not None:

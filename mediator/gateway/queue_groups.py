@@ -12,7 +12,7 @@ import structlog
 
 from mediator.broker import Broker
 from mediator.errors import MediatorError, NoSuchMailboxError
-from mediator.gateway.subscription import MessageEncoder, Publisher, Subscription, log_failure
+from mediator.gateway.subscription import MessageBatch, Publisher, Subscription, run_in_background
 from mediator.mailboxes import pushing
 from mediator.mailboxes.fetching import Fetched
 from mediator.mailboxes.lanes import LANES, Lane
@@ -43,7 +43,6 @@ class QueueGroup(Publisher):
         mailbox_id: int,
         name: str,
         ended: Callable[[], object],
-        encode: MessageEncoder,
         concerns: Callable[[Message], bool],
     ) -> None:
         """``concerns``: whether a message is for the group at all; other messages are settled at once."""
@@ -52,7 +51,6 @@ class QueueGroup(Publisher):
         self._mailbox_id = mailbox_id
         self._name = name
         self._ended = ended
-        self._encode = encode
         self._concerns = concerns
         self._members: deque[Subscription] = deque()
         """In turn: the first gets the next message that it subscribes to and has room for."""
@@ -74,7 +72,7 @@ class QueueGroup(Publisher):
         self._members.append(subscription)
         self.wake_up()
         if self._task is None:
-            self._task = asyncio.create_task(log_failure(self._run()), name="push-queue")
+            self._task = run_in_background(self._run(), "push-queue")
 
     def confirmed(self, subscription: Subscription, items: list[Item]) -> None:
         """Settle what a member confirmed."""
@@ -198,9 +196,9 @@ class QueueGroup(Publisher):
 
     def _give(self, messages: list[Message]) -> None:
         """Push each message to the next member that wants it; none overtakes one of its lane that has no room (A8)."""
-        frames: dict[Subscription, list[bytes]] = {}
+        given: dict[Subscription, list[int]] = {}
         blocked: set[Lane] = set()
-        for message in messages:
+        for place, message in enumerate(messages):
             if not self._concerns(message):
                 self._confirmed.append((message.lane, message.msg_id))
                 continue
@@ -213,9 +211,10 @@ class QueueGroup(Publisher):
             if not member.window.count:
                 member.moved_at = time.monotonic()
             member.window.add((message.lane, message.msg_id), message.size)
-            frames.setdefault(member, []).append(member.frame(self._encode(message)))
-        for member, pushes in frames.items():
-            member.push(pushes)
+            given.setdefault(member, []).append(place)
+        batch = MessageBatch(messages)
+        for member, places in given.items():
+            member.push(batch, places)
 
     def _next(self, message: Message) -> Subscription | None:
         for _ in range(len(self._members)):

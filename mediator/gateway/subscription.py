@@ -4,9 +4,9 @@ import asyncio
 import re
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Final
+from typing import Any, Final
 
 import structlog
 
@@ -14,7 +14,7 @@ from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.message import HIDDEN_ID, Message
 from mediator.mailboxes.pushing import Cursor, Entry, Found, Item, Window
 from mediator.nats.editions import encode_python_push
-from mediator.nats.frames import CRLF, VERSION, decode_body, encode_body, encode_message, encode_message_body
+from mediator.nats.frames import CRLF, VERSION, encode_message
 from mediator.nats.subjects import BROADCAST, Subject, overlaps
 
 MSG_ID: Final = "mq9-msg-id"
@@ -27,59 +27,31 @@ _BROADCAST: Final = BROADCAST.encode()
 _BREAKS = re.compile(r"[\r\n\0]")
 
 
-class EncodedMessage:
-    """The frames of one message."""
+def encode_push(message: Message, *, python: bool = False, broadcast: bool = False) -> tuple[bytes, bytes]:
+    """Return the header block and the payload of the pushes of a message.
 
-    __slots__ = ("_bodies", "_shown", "message")
-
-    shared: ClassVar[bool] = True
-    """Whether subscribers to whom it looks alike may get the same frame."""
-
-    def __init__(self, message: Message, shown: Message | None = None) -> None:
-        """``shown``: what clients see of it, if that differs."""
-        self.message = message
-        self._shown = message if shown is None else shown
-        self._bodies: dict[bool, bytes] = {}
-
-    def frame(self, subject: bytes, sid: bytes, *, python: bool, bare: bool = False) -> bytes:
-        """Return the frame for one subscriber.
-
-        ``python``: in the shape that ``robustmq-mq9-python`` expects; ``bare``: for a client that takes no headers.
-        """
-        body = self.body(python=python)
-        return encode_message(subject, sid, decode_body(body)[1]) if bare else encode_message_body(subject, sid, body)
-
-    def body(self, *, python: bool) -> bytes:
-        """Return what stands behind the sid in that frame: sizes, headers and payload."""
-        body = self._bodies.get(python)
-        if body is None:
-            body = self._bodies[python] = _encode(self._shown, python=python)
-        return body
-
-
-MessageEncoder = Callable[[Message], EncodedMessage]
-
-
-def _encode(message: Message, *, python: bool) -> bytes:
+    ``python``: in the shape that ``robustmq-mq9-python`` expects; ``broadcast``: its key is the subject, and not shown.
+    """
     payload = encode_python_push(message.msg_id, message.payload) if python else message.payload
     # A broadcast that is not stored has no id.
     head = b"%b: %d\r\n" % (_MSG_ID, message.msg_id) if message.msg_id != HIDDEN_ID else b""
     # A message without the header is normal.
     if message.lane is not Lane.NORMAL:
         head += b"%b: %b\r\n" % (_LANE, _LANES[message.lane])
-    rare = message.headers or message.tags or message.key or message.reply_to or message.dedup_id
-    if rare and (lines := _lines(message)):
+    key = None if broadcast else message.key
+    rare = message.headers or message.tags or key or message.reply_to or message.dedup_id
+    if rare and (lines := _lines(message, key)):
         # Messages from other doors may contain what would end a line here.
         sound = "".join(f"{line}\r\n" for line in lines if not _BREAKS.search(line))
         head += sound.encode("utf-8", "replace")
-    return encode_body(VERSION + head + CRLF, payload)
+    return VERSION + head + CRLF, payload
 
 
-def _lines(message: Message) -> list[str]:
+def _lines(message: Message, key: str | None) -> list[str]:
     """Return the headers that most messages do not have."""
     # Subscribers are promised dedup_id, the name that older senders use.
     tags, reply_to = ("mq9-tags", ",".join(message.tags) or None), ("mq9-reply-to", message.reply_to)
-    own = ("mq9-key", message.key), tags, reply_to, ("dedup_id", message.dedup_id)
+    own = ("mq9-key", key), tags, reply_to, ("dedup_id", message.dedup_id)
     # A client that passes a push on may send its msg_id as a header too; it would be taken for ours.
     given = [f"{name}: {value}" for name, value in message.headers.items() if name.lower() != MSG_ID]
     return [f"{name}: {value}" for name, value in own if value is not None] + given
@@ -91,14 +63,14 @@ log = structlog.get_logger("push")
 class BroadcastMessage:
     """One broadcast that is not stored."""
 
-    __slots__ = ("body", "holders", "payload", "size", "subject")
+    __slots__ = ("headers", "holders", "payload", "size", "subject")
 
     def __init__(self, name: bytes, headers: bytes, payload: bytes) -> None:
         """``name``: its subject behind the tenant; ``headers``: the block as it is on the wire."""
         self.subject = _BROADCAST + name
         self.size = len(headers) + len(payload)
+        self.headers = headers
         self.payload = payload
-        self.body = encode_body(headers, payload)
         self.holders = 0
         """How many subscriptions it waits for."""
 
@@ -167,6 +139,8 @@ class Subscription:
     pattern: str | None = None
     """For broadcasts: the pattern behind the prefix of all broadcasts, whose subjects are appended to ``subjects``."""
     in_flight: "InFlightCounter" = field(init=False)
+    record: Callable[[Message], None] | None = None
+    """Records a message with headers that is pushed, in the message's trace."""
     publishers: Sequence[Publisher] = ()
     """Who pushes to it, once it is open."""
     window: Window = field(default_factory=Window)
@@ -189,11 +163,6 @@ class Subscription:
     backlog_bytes: int = 0
 
     @property
-    def full(self) -> bool:
-        """Whether the client reads too slowly for more pushes now."""
-        return self.is_full(self)
-
-    @property
     def room(self) -> int:
         """How many more messages may be pushed now."""
         return 0 if self.is_full(self) else self.window.room
@@ -207,18 +176,20 @@ class Subscription:
     def takes_all(self, batch: "MessageBatch") -> bool:
         """Return whether it subscribes to all messages of a batch."""
         if self.pattern is not None:
-            return all(self.takes(each.message) for each in batch.messages)
+            return all(map(self.takes, batch.messages))
         return batch.last.keys() <= self.subjects.keys()
 
-    def frame(self, encoded: EncodedMessage) -> bytes:
-        """Return the frame of a message, which is in the window."""
-        message = encoded.message
-        subject = self.subjects[message.lane]
-        if self.pattern is not None:
-            subject += (message.key or "").encode()
-        return encoded.frame(subject, self.sid, python=self.python, bare=self.bare)
+    def push(self, batch: "MessageBatch", places: Sequence[int]) -> None:
+        """Push the messages at these places of a batch, which were added to the window just now."""
+        if not places:
+            return
+        if self.record is not None:
+            for place in places:
+                if batch.messages[place].headers:
+                    self.record(batch.messages[place])
+        self.push_frames(batch.frames(self, places))
 
-    def push(self, frames: Sequence[bytes]) -> None:
+    def push_frames(self, frames: Sequence[bytes]) -> None:
         """Push the frames of messages that were added to the window just now, in their order."""
         if frames:
             self.in_flight.add(len(frames))
@@ -262,23 +233,35 @@ class Subscription:
 class MessageBatch:
     """Messages that were read together, in their order, and what is the same for all who get all of them."""
 
-    def __init__(self, messages: Sequence[Message], encode: MessageEncoder) -> None:
-        self.messages = [encode(message) for message in messages]
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self.messages = messages
         self.entries: list[Entry] = [((message.lane, message.msg_id), message.size) for message in messages]
         self.size = sum(size for _, size in self.entries)
         self.last: Mapping[Lane, int] = dict(item for item, _ in self.entries)
         """The last msg_id of each lane."""
         self.first: Mapping[Lane, int] = dict(item for item, _ in reversed(self.entries))
+        self._encoded: dict[tuple[int, bool], tuple[bytes, bytes]] = {}
+        """Headers and payloads by the place of the message, and whether they are for ``robustmq-mq9-python``."""
         self._frames: dict[Hashable, Sequence[bytes]] = {}
 
-    def frames(self, to: Subscription) -> Sequence[bytes]:
-        """Return the frames for a subscription; those to which the messages look alike share them."""
+    def frames(self, to: Subscription, places: Sequence[int]) -> Sequence[bytes]:
+        """Return the frames of the messages at these places; subscriptions to which all look alike share them."""
         form = tuple(to.subjects.items()), to.sid, to.python, to.bare
-        made = self._frames.get(form)
-        if made is None:
-            made = [to.frame(each) for each in self.messages]
-            if all(each.shared for each in self.messages):
-                self._frames[form] = made
+        shared = len(places) == len(self.messages)
+        if shared and form in self._frames:
+            return self._frames[form]
+        made = []
+        for place in places:
+            message, key = self.messages[place], (place, to.python)
+            if key not in self._encoded:
+                self._encoded[key] = encode_push(message, python=to.python, broadcast=to.pattern is not None)
+            headers, payload = self._encoded[key]
+            subject = to.subjects[message.lane]
+            if to.pattern is not None:
+                subject += (message.key or "").encode()
+            made.append(encode_message(subject, to.sid, payload, None if to.bare else headers))
+        if shared:
+            self._frames[form] = made
         return made
 
 
@@ -310,9 +293,13 @@ class InFlightCounter:
             self.idle.set()
 
 
-async def log_failure(work: Awaitable[None]) -> None:
-    """Run a background task's work, and log the exception if it fails."""
-    try:
-        await work
-    except Exception:
-        log.exception("push task failed")
+def run_in_background(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    """Return the task of some work; a failure of it is logged."""
+    task = asyncio.create_task(work, name=name)
+    task.add_done_callback(_log_failure)
+    return task
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("push task failed", exc_info=error)

@@ -5,7 +5,6 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -18,7 +17,7 @@ from mediator.gateway.broadcasts import BroadcastHub
 from mediator.gateway.feed import READ, LiveFeed, ReadMarks
 from mediator.gateway.queue_groups import QueueGroup
 from mediator.gateway.session import PushSession
-from mediator.gateway.subscription import EncodedMessage, InFlightCounter, MessageEncoder, Subscription, log_failure
+from mediator.gateway.subscription import InFlightCounter, Subscription, run_in_background
 from mediator.mailboxes import pushing
 from mediator.mailboxes.address import PUBLIC
 from mediator.mailboxes.board import ENDED
@@ -58,18 +57,18 @@ READS: Final = 8
 log = structlog.get_logger("push")
 
 
+PushRecorder = Callable[[Message, str], None]
+"""Records the push of a message that has headers, out of a mailbox at this address."""
+
+
 class StoredMailSource(ABC):
     """Serves subscriptions out of mailboxes; subclasses know which mailbox a subject leads to."""
 
     def __init__(
-        self,
-        broker: Broker,
-        in_flight: InFlightCounter,
-        keep: int,
-        encoder: MessageEncoder = EncodedMessage,
+        self, broker: Broker, in_flight: InFlightCounter, keep: int, record: PushRecorder | None = None
     ) -> None:
         """``keep``: milliseconds for which the position of a queue outlives its last member."""
-        self._encoder = encoder
+        self._record = record
         self._broker = broker
         self._reads = asyncio.Semaphore(READS)
         self._in_flight = in_flight
@@ -105,7 +104,7 @@ class StoredMailSource(ABC):
             if feed is None:
                 on_end = partial(self._feeds.pop, mailbox_id, None)
                 feed = self._feeds[mailbox_id] = LiveFeed(
-                    self._broker, self._reads, self._read_marks, key, mailbox_id, woken, on_end, self._encoder
+                    self._broker, self._reads, self._read_marks, key, mailbox_id, woken, on_end
                 )
                 feed.watch = watch.pop_all()
             elif woken.is_set():
@@ -127,9 +126,7 @@ class StoredMailSource(ABC):
         group = self._groups.get(key)
         if group is None:
             ended = partial(self._groups.pop, key, None)
-            group = self._groups[key] = QueueGroup(
-                self._broker, place, mailbox_id, name, ended, self._encoder, concerns
-            )
+            group = self._groups[key] = QueueGroup(self._broker, place, mailbox_id, name, ended, concerns)
         return group
 
     def pause(self) -> None:
@@ -161,6 +158,9 @@ class MailboxSource(StoredMailSource):
         base = f"{API}{subject.edition.value}.{subject.address}"
         subscription.subjects = {lane: (f"{base}.{word}" if word else base).encode() for lane, word in words.items()}
         subscription.in_flight = self._in_flight
+        record, address = self._record, subject.address
+        if record is not None:
+            subscription.record = lambda message: record(message, address)
         name = queue_name(subscription)
         publisher = await (self.share(place, name) if name else self.join_feed(place, words, subscription))
         subscription.publishers = (publisher,)
@@ -189,7 +189,7 @@ class BroadcastSource(StoredMailSource):
     """Serves stored broadcasts out of a mailbox of the tenant, and others as they come (E9)."""
 
     def __init__(self, broker: Broker, in_flight: InFlightCounter, keep: int, hub: BroadcastHub) -> None:
-        super().__init__(broker, in_flight, keep, _encode_broadcast)
+        super().__init__(broker, in_flight, keep)
         self._hub = hub
 
     def start(self) -> None:
@@ -224,11 +224,6 @@ class BroadcastSource(StoredMailSource):
             channel.leave(subscription, [], "unsub")
             raise
         subscription.publishers = stored, channel
-
-
-def _encode_broadcast(message: Message) -> EncodedMessage:
-    # The subject is stored as the key.
-    return EncodedMessage(message, replace(message, key=None))
 
 
 def lane_words(subject: MailboxSubject, *, python: bool) -> Mapping[Lane, str]:
@@ -320,7 +315,7 @@ class Subscriptions:
             return
         self._open.add(subscription)
         self._of_tenant[tenant] += 1
-        task = asyncio.create_task(log_failure(self._open_at_source(session, subscription)), name="push-open")
+        task = run_in_background(self._open_at_source(session, subscription), "push-open")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

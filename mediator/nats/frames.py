@@ -42,11 +42,6 @@ def encode_publish(subject: bytes, payload: bytes) -> bytes:
     return b"PUB %b %d\r\n%b\r\n" % (subject, len(payload), payload)
 
 
-def encode_message_body(subject: bytes, sid: bytes, body: bytes) -> bytes:
-    """Return an HMSG frame; ``body`` is a return value of :func:`encode_body`."""
-    return b"HMSG %b %b %b" % (subject, sid, body)
-
-
 def encode_body(headers: bytes, payload: bytes) -> bytes:
     """Return everything behind the words of an HMSG frame; ``headers`` is a whole block or empty."""
     return b"%d %d\r\n%b%b\r\n" % (len(headers), len(headers) + len(payload), headers, payload)
@@ -59,8 +54,11 @@ def encode_headers(headers: Mapping[str, str]) -> bytes:
     return b"%b%b\r\n" % (VERSION, "".join(f"{name}: {value}\r\n" for name, value in headers.items()).encode())
 
 
-def encode_message(subject: bytes, sid: bytes, payload: bytes) -> bytes:
-    """Return a MSG frame."""
+def encode_message(subject: bytes, sid: bytes, payload: bytes, headers: bytes | None = None) -> bytes:
+    """Return a MSG frame, or HMSG with ``headers``: a whole block or empty."""
+    if headers is not None:
+        sizes = len(headers), len(headers) + len(payload)
+        return b"HMSG %b %b %d %d\r\n%b%b\r\n" % (subject, sid, *sizes, headers, payload)
     return b"MSG %b %b %d\r\n%b\r\n" % (subject, sid, len(payload), payload)
 
 

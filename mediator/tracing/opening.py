@@ -13,7 +13,7 @@ import structlog
 from aiohttp import web
 
 from mediator.errors import SetupError
-from mediator.gateway.subscription import EncodedMessage, MessageEncoder
+from mediator.gateway.subscriptions import PushRecorder
 from mediator.nats.door import Door
 from mediator.request_context import NO_TRACE, TraceHooks
 from mediator.settings.sections import OtelSettings
@@ -35,7 +35,7 @@ class Instruments:
     trace: TraceHooks = NO_TRACE
     make_writer: Callable[..., Writer] = Writer
     make_door: Callable[..., Door] = Door
-    encoder: MessageEncoder = EncodedMessage
+    record_push: PushRecorder | None = None
     trace_http: Callable[[web.Application], web.Application] = lambda app: app
 
 
@@ -58,7 +58,6 @@ async def open_tracing(settings: OtelSettings, instance: str, *, trusts_nats: bo
         from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased
 
         from mediator.tracing.door import TracedDoor
-        from mediator.tracing.pushes import traced_encoder
         from mediator.tracing.spans import Tracing
         from mediator.tracing.web import trace_http
         from mediator.tracing.writer import TracedWriter
@@ -92,7 +91,7 @@ async def open_tracing(settings: OtelSettings, instance: str, *, trusts_nats: bo
             tracing,
             partial(TracedWriter, tracing.tracer),
             partial(TracedDoor, tracing),
-            traced_encoder(tracing),
+            lambda message, address: tracing.delivered([message], address, "push"),
             partial(trace_http, tracing=tracing),
         )
     finally:

@@ -198,13 +198,13 @@ def test_a_maximum_that_was_reached_before_ends_at_once() -> None:
 def test_a_full_client_is_pushed_more_once_it_has_read() -> None:
     way = ClientPath()
     (one, served), (other, idle) = way.subscribe(BOX + b".* 7"), way.subscribe(BOX + b".low 8")
-    assert not one.full
+    assert not one.is_full(one)
     way.set_full(True)
-    assert (one.full, one.full) == (True, True)
+    assert (one.is_full(one), one.is_full(one)) == (True, True)
     way.set_full(False)
     assert (served.told, idle.told) == (["start", "resume"], ["start"])
     way.set_full(True)
-    assert other.full
+    assert other.is_full(other)
     way.client(b"UNSUB 8\r\n")
     way.set_full(False)
     assert (served.told, idle.told) == (["start", "resume"], ["start"])

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -9,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mediator.gateway.feed import LiveFeed, push_batch
-from mediator.gateway.subscription import EncodedMessage, InFlightCounter, MessageBatch, Subscription
+from mediator.gateway.subscription import InFlightCounter, MessageBatch, Subscription, encode_push
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.message import HIDDEN_ID, Message
 from mediator.mailboxes.pushing import WINDOW, WINDOW_BYTES, Cursor
+from mediator.nats.frames import encode_message
 from mediator.nats.subjects import PlainSubject
 
 LANE = st.sampled_from(LANES)
@@ -31,17 +33,6 @@ class Client:
         self.frames += pushes
 
 
-class Recorded(EncodedMessage):
-    """A message each frame of which is counted."""
-
-    shared = False
-    made = 0
-
-    def frame(self, subject: bytes, sid: bytes, *, python: bool, bare: bool = False) -> bytes:
-        Recorded.made += 1
-        return super().frame(subject, sid, python=python, bare=bare)
-
-
 def subscription(to: Client, lanes: Sequence[Lane] = LANES, marks: Sequence[int] = (-1,) * 4) -> Subscription:
     made = Subscription(to.sid, "", PlainSubject(), "", to.write, lambda _: to.full, bare=to.bare)
     made.subjects = {lane: lane.name.lower().encode() for lane in lanes}
@@ -50,8 +41,8 @@ def subscription(to: Client, lanes: Sequence[Lane] = LANES, marks: Sequence[int]
     return made
 
 
-def batch(*messages: Message, kind: type[EncodedMessage] = EncodedMessage) -> MessageBatch:
-    return MessageBatch(messages, kind)
+def batch(*messages: Message) -> MessageBatch:
+    return MessageBatch(messages)
 
 
 def message(msg_id: int, lane: Lane = Lane.NORMAL, payload: bytes = b"x") -> Message:
@@ -88,7 +79,8 @@ def test_one_gets_what_it_wants_as_far_as_there_is_room(
                 break
             unconfirmed.append(one.size)
             reached[one.lane] = one.msg_id
-            expected.append(EncodedMessage(one).frame(one.lane.name.lower().encode(), b"1", python=False))
+            headers, payload = encode_push(one)
+            expected.append(encode_message(one.lane.name.lower().encode(), b"1", payload, headers))
         assert push_batch(served, batch(*messages)) is room
         assert client.frames == expected
         assert served.cursor.marks == reached
@@ -111,12 +103,14 @@ def test_who_sees_it_alike_shares_a_frame() -> None:
 
 
 @pytest.mark.rule("E6")
-def test_frames_that_are_recorded_are_made_for_each() -> None:
-    Recorded.made = 0
-    traced = batch(message(0), kind=Recorded)
-    for _ in range(3):
-        push_batch(subscription(Client()), traced)
-    assert Recorded.made == 3
+def test_each_push_of_a_message_with_headers_is_recorded() -> None:
+    recorded: list[Message] = []
+    with_headers = replace(message(1), headers={"traceparent": "x"})
+    traced = batch(message(0), with_headers, message(2))
+    for served in (subscription(Client()), subscription(Client()), subscription(Client(), marks=(0,) * 4)):
+        served.record = recorded.append
+        push_batch(served, traced)
+    assert recorded == [with_headers] * 3
 
 
 @pytest.mark.rule("E6", "E7")
@@ -132,7 +126,7 @@ def test_a_client_that_does_not_read_misses_nothing() -> None:
 @pytest.mark.rule("E7", "E9")
 async def test_room_that_broadcasts_had_taken_is_used(monkeypatch: Any) -> None:
     nobody = cast(Any, None)
-    feed = LiveFeed(nobody, asyncio.Semaphore(), nobody, ("", ""), 1, asyncio.Event(), lambda: None, EncodedMessage)
+    feed = LiveFeed(nobody, asyncio.Semaphore(), nobody, ("", ""), 1, asyncio.Event(), lambda: None)
     read: list[object] = []
 
     async def nothing_new(*how: object) -> None:

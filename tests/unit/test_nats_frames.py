@@ -31,8 +31,7 @@ def test_a_message_line_is_read_by_its_single_spaces(subject: bytes, reply: byte
 @given(words, words, headers, st.binary(max_size=40))
 def test_a_written_message_is_read_back(subject: bytes, sid: bytes, given_headers: dict[str, str], data: bytes) -> None:
     block = frames.encode_headers(given_headers)
-    body = frames.encode_body(block, data)
-    written = frames.encode_message_body(subject, sid, body), frames.encode_message(subject, sid, data)
+    written = frames.encode_message(subject, sid, data, block), frames.encode_message(subject, sid, data)
     for frame, head in zip(written, (block, b""), strict=True):
         found = frames.message_pattern().match(frame)
         assert found is not None
