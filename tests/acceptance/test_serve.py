@@ -52,6 +52,13 @@ async def refused(service: Service, *words: str) -> str:
     return said
 
 
+@pytest.fixture
+def services(services: Services) -> Services:
+    """Run the program itself, as a user does."""
+    services.forked = False
+    return services
+
+
 # How it stops.
 
 

@@ -1,4 +1,4 @@
-"""Runs `mediator serve` as a user would: a process of its own, ready when its HTTP port says so, killed at will."""
+"""Runs `mediator serve` in a process of its own, ready when its HTTP port says so, killed at will."""
 
 import asyncio
 import atexit
@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import mediator.system.leash
 from mediator.http.callers import LOCAL_TOKEN
 from mediator.nats.server import find_binary
+from tests.harness.fork_server import LEASH, ForkedProcess, can_fork, fork
 from tests.harness.waiting import until
 
 READY_WITHIN = 40.0
@@ -28,8 +28,6 @@ LOOK_EVERY = 0.05
 LOG_TAIL = 60
 PORTS_OF_ONE = 500
 OPTIONS = ("nats", "http", "database_url", "nats_url", "config")
-
-_LEASH = Path(mediator.system.leash.__file__)
 
 
 def free_port() -> int:
@@ -73,7 +71,7 @@ def spawn(command: list[str], log: Path, environment: dict[str, str] | None = No
     """Start a program that ends with this process at the latest; what it says is added to ``log``."""
     with log.open("ab") as output:
         return subprocess.Popen(
-            [sys.executable, "-I", "-S", str(_LEASH), str(os.getpid()), *command],
+            [*LEASH, str(os.getpid()), *command],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -105,7 +103,9 @@ class Service:
             self.options.setdefault("nats", f"127.0.0.1:{self.nats_port}")
             self.nats_url = f"nats://127.0.0.1:{self.nats_port}"
         self.environment = {} if semantic else {"MEDIATOR_REGISTRY__SEMANTIC": "false"}
-        self.process: subprocess.Popen[bytes] | None = None
+        self.forked = not semantic
+        """Whether it may be a fork: a model needs threads and more imports."""
+        self.process: subprocess.Popen[bytes] | ForkedProcess | None = None
 
     @property
     def command(self) -> list[str]:
@@ -124,7 +124,13 @@ class Service:
         """Start the process; :meth:`ready` waits for it."""
         assert not self.alive, f"{self.name} runs already"
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("MEDIATOR_")}
-        self.process = spawn(self.command, self.log, {**inherited, "MEDIATOR_LOG_FORMAT": "json", **self.environment})
+        environment = {**inherited, "MEDIATOR_LOG_FORMAT": "json", **self.environment}
+        program, arguments = self.command[:3], self.command[3:]
+        if self.forked and program == [sys.executable, "-m", "mediator"] and can_fork(environment):
+            with self.log.open("ab") as output:
+                self.process = fork(arguments, output, self.log.parent, environment)
+        else:
+            self.process = spawn(self.command, self.log, environment)
 
     async def serve(self) -> None:
         """Start the process and wait until it is ready."""
@@ -225,12 +231,15 @@ class Services:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.forked = True
+        """Whether services may be forks; tests of the program itself say no."""
         self.all: list[Service] = []
         self._others: list[tuple[str, Path, subprocess.Popen[bytes]]] = []
 
     def new(self, name: str = "service", **options: Any) -> Service:
         """Make a service without starting it."""
         service = Service(name, self.folder, **options)
+        service.forked &= self.forked
         self.all.append(service)
         return service
 
