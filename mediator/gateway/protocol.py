@@ -124,16 +124,17 @@ class GatewayProtocol(PushSession):
     def receive_from_client(self, data: bytes) -> None:
         """Take what the client wrote; raises :class:`ProtocolViolationError`."""
         self.waiting = False
-        asking = self._asking
-        passed = self._up.feed(data)
-        self._to_server += passed
-        if not self._count_unfinished(passed):
-            raise ProtocolViolationError("Authorization Timeout")
+        asking, up = self._asking, self._up
+        start = len(up.out)
+        up.feed(data)
+        # Nothing changes for a client whom the server has let in and whose commands are whole.
+        if not self._heard or up.unfinished != self._unfinished:
+            self._count_unfinished(up.out[start:])
         if self._asking is not asking:
             # Behind the frames that were read so far, so that its answer says that they have arrived.
             self._insert_command(self._question)
-        if self._up.violation is not None:
-            raise self._up.violation
+        if up.violation is not None:
+            raise up.violation
 
     def hang_up(self) -> None:
         """Send the server what the client wrote last, if that still waits; the client has gone."""
@@ -195,14 +196,15 @@ class GatewayProtocol(PushSession):
         to.answers += 1
         frame = frames.encode_message(reply, to.sid, data)
         self.unread_answers += len(frame)
-        self._write_client(frame)
+        self._down.insert(frame)
         self._wake()
         return True
 
     # Frames from the client.
 
-    def _read_client_frames(self, data: bytes, at: int, mark: int, out: list[bytes]) -> None:
+    def _read_client_frames(self, data: bytes, at: int, mark: int) -> tuple[int, int]:
         quick, request, size, stream = _PUBLISH.match, _REQUEST.match, len(data), self._up
+        out = stream.out
         stream.missing = 0
         while at < size:
             found = quick(data, at) if self.connected else None
@@ -219,7 +221,8 @@ class GatewayProtocol(PushSession):
                     out.append(data[mark:at])
                     mark = at = after
                     continue
-            frame = self._client_line(data, at)
+            end = data.find(b"\n", at, at + MAX_LINE + 1) + 1
+            frame = data[at:end] if end else self._long_line(data, at)
             if frame is None:
                 break
             end = at + len(frame)
@@ -233,7 +236,7 @@ class GatewayProtocol(PushSession):
                 if passes is None:
                     break
                 if not passes:
-                    mark = at = stream.drop(data, at, end + length + 2, mark, out)
+                    mark = at = stream.drop(data, at, end + length + 2, mark)
                     continue
                 answerable = subjects.without_empty_tokens(subject)
                 if answerable is not subject:
@@ -249,7 +252,7 @@ class GatewayProtocol(PushSession):
                 out += (data[mark:at], instead)
                 mark = end
             at = end
-        stream.end(data, at, mark, out)
+        return mark, at
 
     def _client_frame(self, verb: bytes, words: list[bytes], frame: bytes) -> bytes | None:
         """Return what passes to the server in place of a frame; None: not decided yet, as for :meth:`_subscribe`."""
@@ -266,8 +269,8 @@ class GatewayProtocol(PushSession):
             return frame
         raise ProtocolViolationError("Unknown Protocol Operation")
 
-    def _client_line(self, data: bytes, at: int) -> bytes | None:
-        """Return the line that begins there, with its end, or None if that has not come."""
+    def _long_line(self, data: bytes, at: int) -> bytes | None:
+        """Return the line that begins there, with its end, or None if that has not come; CONNECT may be long."""
         end = data.find(b"\n", at, at + MAX_CONNECT)
         size = (end if end >= 0 else min(len(data), at + MAX_CONNECT)) - at
         if size > MAX_LINE:
@@ -324,7 +327,7 @@ class GatewayProtocol(PushSession):
         text = subject.decode("utf-8", "replace")
         found = subjects.classify(text)
         if isinstance(found, subjects.RefusedSubject):
-            self._write_client(frames.encode_error(found.text))
+            self._down.insert(frames.encode_error(found.text))
             return b""
         if sid in self._by_sid:
             # As with nats-server, the first one stays. The client's subject must not reach the server under this sid.
@@ -337,12 +340,12 @@ class GatewayProtocol(PushSession):
                 if self.waiting:
                     return None
                 if not allowed:
-                    self._write_client(frames.encode_error(subjects.violation(text)))
+                    self._down.insert(frames.encode_error(subjects.violation(text)))
                     return b""
                 self._plain = self._inboxes.add(sid, subject, queue) and self._plain
             return self._command(frame)
         if len(self._by_sid) >= self._context.address.max_subscriptions:
-            self._write_client(frames.encode_error(subjects.violation(text, _TOO_MANY)))
+            self._down.insert(frames.encode_error(subjects.violation(text, _TOO_MANY)))
             return b""
         python = is_python_client(self.name)
         made = Subscription(sid, text, found, group, self.push, self.is_full, python, not self.headers)
@@ -371,7 +374,7 @@ class GatewayProtocol(PushSession):
             return self._command(frame if by_server == most else frames.encode_unsubscribe(sid, by_server))
         subscription.max_messages = most
         if not most:
-            self._write_client(self._forget(subscription))
+            self._down.insert(self._forget(subscription))
             self.events.append(SubscriptionEnded(subscription, "unsub"))
         elif most <= subscription.pushed:
             del self._by_sid[sid]
@@ -408,7 +411,7 @@ class GatewayProtocol(PushSession):
 
     def _refuse_publish(self, subject: bytes) -> bool:
         text = f'Permissions Violation for Publish to "{subject.decode("utf-8", "replace")}"'
-        self._write_client(frames.encode_error(text))
+        self._down.insert(frames.encode_error(text))
         return False
 
     def _take_request(self, data: bytes, at: int, asked: re.Match[bytes]) -> int | None:
@@ -457,7 +460,7 @@ class GatewayProtocol(PushSession):
 
     # Frames from the server.
 
-    def _read_server_frames(self, data: bytes, at: int, mark: int, out: list[bytes]) -> None:
+    def _read_server_frames(self, data: bytes, at: int, mark: int) -> tuple[int, int]:
         quick, size, stream = _MESSAGE.match, len(data), self._down
         while at < size:
             found = quick(data, at)
@@ -473,10 +476,10 @@ class GatewayProtocol(PushSession):
             frame = data[at:end]
             instead = self._server_frame(frame)
             if instead is not frame:
-                out += (data[mark:at], instead)
+                stream.out += (data[mark:at], instead)
                 mark = end
             at = end
-        stream.end(data, at, mark, out)
+        return mark, at
 
     def _server_frame(self, frame: bytes) -> bytes:
         """Return what passes to the client in place of a frame."""

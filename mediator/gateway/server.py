@@ -202,10 +202,10 @@ class ClientConnection(_Side):
         try:
             protocol.receive_from_client(data)
         except ProtocolViolationError as error:
-            self._pass_on()
+            self._write_out()
             self.fail(str(error))
             return
-        self._pass_on()
+        self._write_out()
         if protocol.waiting:
             self.read(False)
         if self._late is not None and protocol.connected:
@@ -216,7 +216,7 @@ class ClientConnection(_Side):
         """Close the server's connection, once everything is written to it."""
         if self._protocol is not None:
             self._protocol.hang_up()
-            self._pass_on()
+            self._write_out()
         self.over()
         # Last of all: what over() writes is counted once more.
         self._count_unread(0)
@@ -249,16 +249,18 @@ class ClientConnection(_Side):
             log.warning("invalid data from nats-server", error=str(error))
             self.over()
             return
-        self._pass_on()
-        self._end_if_refused()
+        self._write_out()
+        if self._membership.problem:
+            self._refuse_tenant()
 
     def check_tenant(self) -> None:
         """Close if the client's tenant was removed."""
         self._membership.check()
-        self._end_if_refused()
+        if self._membership.problem:
+            self._refuse_tenant()
 
-    def _end_if_refused(self) -> None:
-        if self._protocol is not None and self._membership.problem:
+    def _refuse_tenant(self) -> None:
+        if self._protocol is not None:
             self.fail(self._membership.problem)
 
     def fail(self, text: str) -> None:
@@ -274,7 +276,7 @@ class ClientConnection(_Side):
         self._late = None
         if self._protocol is not None:
             # Answers that came just now are still to be written.
-            self._pass_on()
+            self._write_out()
         # Unless the last of what the client wrote has ended it already.
         if self._protocol is not None:
             self._protocol.close()
@@ -328,17 +330,12 @@ class ClientConnection(_Side):
                         self.read(True)
                         self.data_received(b"")
 
-    def _pass_on(self) -> None:
-        if self._write_out() > UNREAD_BYTES and self._flooded is None:
-            self._flooded = asyncio.get_running_loop().call_later(UNREAD_SECONDS, self._end_flood)
-            self.read(False)
-
     def _end_flood(self) -> None:
-        self._flooded = None
-        if self._write_out() <= UNREAD_BYTES:
-            self.read(True)
-        else:
+        if self._write_out() > UNREAD_BYTES:
             self.drop()
+        else:
+            self._flooded = None
+            self.read(True)
 
     def drop(self) -> None:
         """Abort the connection of a client that leaves too much unread."""
@@ -359,7 +356,10 @@ class ClientConnection(_Side):
                 side.transport.abort()
 
     def _write_out(self) -> int:
-        """Write what the protocol has for both sides, and return the bytes that wait for the client."""
+        """Write what the protocol has for both sides, and return the bytes that wait for the client.
+
+        While these are too many, nothing is read from the client, which is disconnected if that lasts.
+        """
         if self._protocol is not None and self._protocol.events:
             self._handle_events()
         protocol = self._protocol
@@ -377,7 +377,11 @@ class ClientConnection(_Side):
         protocol.unread_answers = min(protocol.unread_answers, size)
         if protocol.unread_answers != self.unread:
             self._count_unread(protocol.unread_answers)
-        return size + held
+        waiting = size + held
+        if waiting > UNREAD_BYTES and self._flooded is None:
+            self._flooded = asyncio.get_running_loop().call_later(UNREAD_SECONDS, self._end_flood)
+            self.read(False)
+        return waiting
 
     def _count_unread(self, size: int) -> None:
         if change := size - self.unread:
@@ -392,8 +396,9 @@ class ClientConnection(_Side):
 
     def _write_soon(self) -> None:
         self._writes_soon = False
-        self._pass_on()
-        self._end_if_refused()
+        self._write_out()
+        if self._membership.problem:
+            self._refuse_tenant()
 
     async def _open(self) -> None:
         try:

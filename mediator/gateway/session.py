@@ -167,15 +167,15 @@ class PushSession(ConnectionStreams):
 
     def answered(self, subscription: Subscription) -> None:
         """Release the PONGs that wait for a subscription: it is open, or takes too long."""
-        self._write_client(self._decide(subscription))
+        self._down.insert(self._decide(subscription))
         self._wake()
 
     def refuse(self, subscription: Subscription, reason: str) -> None:
         """End a subscription that the service refused."""
         if self._by_sid.get(subscription.sid) is subscription:
-            self._write_client(self._refused(subscription, subjects.violation(subscription.text, reason)))
+            self._down.insert(self._refused(subscription, subjects.violation(subscription.text, reason)))
         else:
-            self._write_client(self._decide(subscription))
+            self._down.insert(self._decide(subscription))
         self._wake()
 
     def push(self, subscription: Subscription, pushes: Sequence[bytes]) -> None:
@@ -188,8 +188,7 @@ class PushSession(ConnectionStreams):
         self._unconfirmed.add(subscription)
         if subscription.pushed == subscription.max_messages:
             del self._by_sid[subscription.sid]
-        self._write_client(b"".join(pushes))
-        self._ask_for_confirmation()
+        self._down.insert(b"".join(pushes) + self._ask_for_confirmation())
         self._wake()
 
     def is_full(self, subscription: Subscription) -> bool:
@@ -209,7 +208,7 @@ class PushSession(ConnectionStreams):
     def probe(self, answered: Callable[[], None]) -> None:
         """Send the client a PING; ``answered`` is called when its PONG comes."""
         self._client_pongs.append(answered)
-        self._write_client(frames.PING)
+        self._down.insert(frames.PING)
         self._wake()
 
     def _pong(self, frame: bytes) -> bytes:
@@ -225,7 +224,7 @@ class PushSession(ConnectionStreams):
             subscription.confirmed = total
             self.events.append(PushesConfirmed(subscription, total))
             self._end_if_read(subscription)
-        self._ask_for_confirmation()
+        self._down.insert(self._ask_for_confirmation())
         return b""
 
     def _flushed(self, frame: bytes) -> bytes:
@@ -278,9 +277,11 @@ class PushSession(ConnectionStreams):
         if 0 < subscription.max_messages <= subscription.confirmed:
             self.events.append(SubscriptionEnded(subscription, "unsub"))
 
-    def _ask_for_confirmation(self) -> None:
-        if self._unconfirmed and self._pings_under_way < MAX_PINGS:
-            self._pings_under_way += 1
-            self._client_pongs.append({each: each.pushed for each in self._unconfirmed})
-            self._unconfirmed.clear()
-            self._write_client(frames.PING)
+    def _ask_for_confirmation(self) -> bytes:
+        """Return the PING whose PONG confirms what was pushed; empty while enough of them are under way."""
+        if not self._unconfirmed or self._pings_under_way >= MAX_PINGS:
+            return b""
+        self._pings_under_way += 1
+        self._client_pongs.append({each: each.pushed for each in self._unconfirmed})
+        self._unconfirmed.clear()
+        return frames.PING

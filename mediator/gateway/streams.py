@@ -31,12 +31,15 @@ class UnfinishedCommands:
 class FrameStream:
     """One direction: where the last chunk ended, and inserted frames that wait for the end of a payload."""
 
-    def __init__(self, read_frames: Callable[[bytes, int, int, list[bytes]], None]) -> None:
+    def __init__(self, read_frames: Callable[[bytes, int, int], tuple[int, int]]) -> None:
         """``read_frames`` reads frames of a chunk from a place on; the bytes between the two are to be passed on first.
 
-        It raises :class:`ProtocolViolationError`, having set how far the data was good.
+        It returns from where to pass on, and up to where, which may be in a later chunk: the rest is kept. Raises
+        :class:`ProtocolViolationError`, having set how far the data was good.
         """
         self._read_frames = read_frames
+        self.out: list[bytes] = []
+        """What is passed on, until it is taken out."""
         self._rest: list[bytes] = []
         self.missing = 0
         """Bytes that are missing at least before the kept ones make a frame."""
@@ -54,62 +57,60 @@ class FrameStream:
         self.violation: ProtocolViolationError | None = None
         """What was wrong behind the frames that were passed on last; nothing more may be fed."""
 
-    def insert(self, frame: bytes) -> bytes:
-        """Return a frame if it can be inserted now; otherwise :meth:`feed` inserts it as soon as possible."""
-        if not self._left:
-            return frame
-        self._waiting.append(frame)
-        self.held += len(frame)
-        return b""
+    def insert(self, data: bytes) -> None:
+        """Insert frames, if any, as soon as no payload is under way; not while a chunk of this direction is read."""
+        if not data:
+            return
+        if self._left:
+            self._waiting.append(data)
+            self.held += len(data)
+        else:
+            self.out.append(data)
 
-    def feed(self, data: bytes) -> list[bytes]:
-        """Take a chunk and return what to pass on; sets ``violation``."""
+    def feed(self, data: bytes) -> None:
+        """Take a chunk; sets ``violation``."""
         if self._dropping:
             dropped = min(self._dropping, len(data))
             self._dropping -= dropped
             data = data[dropped:]
             if not data:
-                return []
+                return
         if self._rest:
             self._rest.append(data)
             self.missing -= len(data)
             if self.missing > 0:
-                return []
+                return
             data = b"".join(self._rest)
             self._rest.clear()
             self.unfinished = 0
-        out: list[bytes] = []
         mark = at = min(self._left, len(data))
         self._left -= at
         if self._waiting and not self._left:
-            out += (data[:at], *self._waiting)
+            self.out += (data[:at], *self._waiting)
             self._waiting.clear()
             self.held = 0
         else:
             mark = 0
         try:
-            self._read_frames(data, at, mark, out)
+            mark, at = self._read_frames(data, at, mark)
         except ProtocolViolationError as error:
             self.violation = error
             mark, at = self.good
-            out.append(data[mark:at])
-        return out
-
-    def drop(self, data: bytes, at: int, end: int, mark: int, out: list[bytes]) -> int:
-        """Pass on the bytes before ``at``, drop those up to ``end``, and return where to continue."""
-        out.append(data[mark:at])
-        self._dropping = max(0, end - len(data))
-        return min(end, len(data))
-
-    def end(self, data: bytes, at: int, mark: int, out: list[bytes]) -> None:
-        """Pass on up to ``at``, which may be in a later chunk, and keep the rest."""
+            self.out.append(data[mark:at])
+            return
         if at > len(data):
             self._left = at - len(data)
         elif at < len(data):
             self._rest.append(data[at:])
             self.unfinished = len(data) - at + self.missing
         if mark < at:
-            out.append(data[mark:at] if mark or at < len(data) else data)
+            self.out.append(data[mark:at] if mark or at < len(data) else data)
+
+    def drop(self, data: bytes, at: int, end: int, mark: int) -> int:
+        """Pass on the bytes before ``at``, drop those up to ``end``, and return where to continue."""
+        self.out.append(data[mark:at])
+        self._dropping = max(0, end - len(data))
+        return min(end, len(data))
 
 
 class ConnectionStreams(ABC):
@@ -134,17 +135,15 @@ class ConnectionStreams(ABC):
     def __init__(self, unfinished: UnfinishedCommands) -> None:
         self._all_unfinished = unfinished
         self._up, self._down = FrameStream(self._read_client_frames), FrameStream(self._read_server_frames)
-        self._to_server: list[bytes] = []
-        self._to_client: list[bytes] = []
         self._own_commands: deque[int] = deque()
         """Numbers of the commands whose answers the client must not see."""
 
     @abstractmethod
-    def _read_client_frames(self, data: bytes, at: int, mark: int, out: list[bytes]) -> None:
+    def _read_client_frames(self, data: bytes, at: int, mark: int) -> tuple[int, int]:
         """Read what the client wrote, as :class:`FrameStream` asks for."""
 
     @abstractmethod
-    def _read_server_frames(self, data: bytes, at: int, mark: int, out: list[bytes]) -> None:
+    def _read_server_frames(self, data: bytes, at: int, mark: int) -> tuple[int, int]:
         """Read what the server wrote."""
 
     def close(self) -> None:
@@ -158,7 +157,7 @@ class ConnectionStreams(ABC):
             self._heard = True
             self._all_unfinished.total -= self._unheard
             self._unfinished -= self._unheard
-        self._to_client += self._down.feed(data)
+        self._down.feed(data)
         if self._down.violation is not None:
             raise self._down.violation
 
@@ -167,19 +166,19 @@ class ConnectionStreams(ABC):
 
         The latter wait for the end of a payload.
         """
-        to_server, to_client = b"".join(self._to_server), b"".join(self._to_client)
-        self._to_server.clear()
-        self._to_client.clear()
+        to_server, to_client = b"".join(self._up.out), b"".join(self._down.out)
+        self._up.out.clear()
+        self._down.out.clear()
         return to_server, to_client, self._down.held
 
     def _may_wait(self, size: int) -> bool:
         """Return whether a command of so many bytes may wait here until it is whole."""
         return self._all_unfinished.has_room(size - self._unfinished)
 
-    def _count_unfinished(self, passed: Sequence[bytes]) -> bool:
-        """Count what waits, and what passed to the server; return whether the client may go on.
+    def _count_unfinished(self, passed: Sequence[bytes]) -> None:
+        """Count what waits, and what passed to the server.
 
-        It may not if all have too much waiting and the server has not let it in yet.
+        Raises :class:`ProtocolViolationError` if all have too much waiting and the server has not let this client in.
         """
         size = self._up.unfinished
         if not self._heard:
@@ -189,7 +188,8 @@ class ConnectionStreams(ABC):
         if size != self._unfinished:
             self._all_unfinished.total += size - self._unfinished
             self._unfinished = size
-        return self._heard or not size or self._all_unfinished.has_room(0)
+        if size and not self._heard and not self._all_unfinished.has_room(0):
+            raise ProtocolViolationError("Authorization Timeout")
 
     def _command(self, frame: bytes) -> bytes:
         """Count a command that the server answers."""
@@ -213,9 +213,4 @@ class ConnectionStreams(ABC):
         return False
 
     def _insert_command(self, frame: bytes) -> None:
-        self._to_server.append(self._up.insert(self._own_command(frame)))
-
-    def _write_client(self, data: bytes) -> None:
-        """Write frames to the client; not while frames of the server are being read, whose handlers return theirs."""
-        if data:
-            self._to_client.append(self._down.insert(data))
+        self._up.insert(self._own_command(frame))

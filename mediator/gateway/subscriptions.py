@@ -375,7 +375,7 @@ class Subscriptions:
         settings = self._settings
         if len(self._open) >= settings.max_subscriptions:
             return BusyError(f"{settings.max_subscriptions} subscriptions are open")
-        use, limit = self.count_of(tenant), self._limit_of(tenant)
+        use, limit = self._of_tenant[tenant], self._limit_of(tenant)
         return QuotaExceededError("subscriptions of the tenant", limit, use) if limit and use >= limit else None
 
     def _forget(self, subscription: Subscription) -> None:

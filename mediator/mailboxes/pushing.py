@@ -299,7 +299,7 @@ class Window:
 
         ``part`` 2: half of the window.
         """
-        fits = self.count + len(entries) <= WINDOW // part and self._bytes + size <= WINDOW_BYTES // part
+        fits = len(self._waiting) + len(entries) <= WINDOW // part and self._bytes + size <= WINDOW_BYTES // part
         if not fits and (self._waiting or len(entries) > 1):
             return False
         self._waiting += entries
