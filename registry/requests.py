@@ -136,11 +136,12 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class DiscoverResult:
-    """A page of agents, best first, with a score and a state each."""
+    """A page of agents, best first, with a score each."""
 
     agents: list[Agent]
     scores: list[float]
     states: list[State]
+    """One for each agent; none if the request did not ask for them."""
     total: int
     """How many agents were found; pages end after :data:`registry.index.ranking.MAX_RANKED`."""
     next: str | None

@@ -72,15 +72,11 @@ class _ClockedTable(Table):
 class Agents(_ClockedTable):
     """The registered agents."""
 
-    def __init__(self, session: Session) -> None:
-        super().__init__(session)
-        self._added: Counter[str] = Counter()
+    @cached_property
+    def _added(self) -> Counter[str]:
         """By tenant, below 0: removed; written once, since PostgreSQL keeps a version of a row for each write."""
-
-    def _count(self, tenant: str, by: int) -> None:
-        if not self._added:
-            self._session.before_commit.append(self._write_counts)
-        self._added[tenant] += by
+        self._session.before_commit.append(self._write_counts)
+        return Counter()
 
     def _write_counts(self) -> None:
         changed = [(tenant, by) for tenant, by in sorted(self._added.items()) if by]
@@ -115,7 +111,7 @@ class Agents(_ClockedTable):
         self._execute(
             "INSERT INTO agent_card (agent_no, name, terms, card) VALUES (?, ?, ?, ?)", (no, name, new.terms, new.card)
         )
-        self._count(new.tenant, 1)
+        self._added[new.tenant] += 1
         times = (now, now, now)
         return Agent(
             no, new.tenant, new.address, new.name, new.card, ttl, 1, *times, None, revision, revision, new.owner
@@ -166,7 +162,7 @@ class Agents(_ClockedTable):
             "INSERT INTO agent_removed (no, revision, tenant, removed_at) VALUES (?, ?, ?, ?)",
             (no, self._clock.next_revision(), tenant, now),
         )
-        self._count(tenant, -1)
+        self._added[tenant] -= 1
 
     def count(self, tenant: str) -> int:
         """Return how many agents a tenant has, in constant time."""

@@ -1,12 +1,12 @@
 """Parses what callers ask of the registry and encodes the answers, alike over NATS and HTTP (G1–G4)."""
 
-from typing import Any
+from typing import Any, Final
 
 import orjson
 from multidict import MultiMapping
 
 from mediator.errors import BadRequestError
-from mediator.fields import Fields, is_deep, parse_body
+from mediator.fields import Fields, FieldTable, is_deep, parse_body
 from mediator.mailboxes.bounds import MAX_TAG, MAX_TAGS
 from registry.cards.card import MAX_DEPTH, MAX_NAME, NAMED, agent_id, find_mailbox
 from registry.index.analysis import MAX_REQUEST
@@ -27,7 +27,30 @@ MAX_STATUS = 16 * 1024
 MAX_PAGES = 1_000_000
 MAX_CURSOR = 256
 
-_ONCE = ("text", "semantic", "limit", "page", "min_score", "cursor", "with_scores", "with_state", "explain")
+_FILTER: Final[FieldTable] = {
+    "tags": lambda fields, name: fields.words(name, MAX_TAGS, MAX_TAG),
+    "skills": lambda fields, name: fields.words(name, MAX_TAGS, MAX_NAME),
+    "state": lambda fields, name: fields.choices(name, tuple(State)),
+}
+_DISCOVER: Final[FieldTable] = {
+    "text": lambda fields, name: fields.prose(name, MAX_REQUEST),
+    "semantic": lambda fields, name: fields.prose(name, MAX_REQUEST),
+    "limit": lambda fields, name: fields.number(name, 1, MAX_PAGE, zero_is_absent=True),
+    "page": lambda fields, name: fields.number(name, 1, MAX_PAGES, zero_is_absent=True),
+    "filter": lambda fields, name: fields.fields(name).read(_FILTER),
+    "min_score": lambda fields, name: fields.fraction(name),
+    "cursor": lambda fields, name: fields.text(name, MAX_CURSOR),
+    "with_scores": lambda fields, name: fields.flag(name),
+    "with_state": lambda fields, name: fields.flag(name),
+    "explain": lambda fields, name: fields.flag(name),
+}
+_QUERY: Final[FieldTable] = {
+    **_DISCOVER,
+    "tag": _FILTER["tags"],
+    "skill": _FILTER["skills"],
+    "state": _FILTER["state"],
+}
+_ONCE = tuple(name for name in _DISCOVER if name != "filter")
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 _LISTS = ("tag", "skill", "state")
 
@@ -82,42 +105,42 @@ def parse_feedback(fields: Fields, address: str | None = None) -> FeedbackReques
 
 def parse_discover(fields: Fields) -> DiscoverRequest:
     """Parse the body of AGENT.DISCOVER (G3)."""
-    return _discover(fields, fields.fields("filter"), ("tags", "skills", "state"))
+    given = fields.read(_DISCOVER)
+    filters = given["filter"] or {}
+    return _request(given, filters.get("tags"), filters.get("skills"), filters.get("state"))
 
 
 def parse_query(query: MultiMapping[str]) -> DiscoverRequest:
     """Parse the query of ``GET /agents``: the fields of AGENT.DISCOVER, and tag, skill and state as its filter."""
     values: dict[str, Any] = {}
     for name in _ONCE:
-        given = query.getall(name, [])
-        if len(given) > 1:
+        texts = query.getall(name, [])
+        if len(texts) > 1:
             raise BadRequestError(name, "expected once")
-        if given:
-            values[name] = _typed(name, given[0])
+        if texts:
+            values[name] = _typed(name, texts[0])
     for name in _LISTS:
         values[name] = [word for text in query.getall(name, []) for word in text.split(",")] or None
-    fields = Fields(values)
-    return _discover(fields, fields, _LISTS)
+    given = Fields(values).read(_QUERY)
+    return _request(given, given["tag"], given["skill"], given["state"])
 
 
-def _discover(fields: Fields, filters: Fields, names: tuple[str, str, str]) -> DiscoverRequest:
-    tag, skill, state = names
-    limit = fields.number("limit", 1, MAX_PAGE, zero_is_absent=True)
-    page = fields.number("page", 1, MAX_PAGES, zero_is_absent=True)
-    states = filters.choices(state, tuple(State))
+def _request(
+    given: dict[str, Any], tags: tuple[str, ...] | None, skills: tuple[str, ...] | None, states: tuple[str, ...] | None
+) -> DiscoverRequest:
     return DiscoverRequest(
-        text=fields.prose("text", MAX_REQUEST),
-        semantic=fields.prose("semantic", MAX_REQUEST),
-        limit=PAGE if limit is None else limit,
-        page=1 if page is None else page,
-        tags=filters.words(tag, MAX_TAGS, MAX_TAG) or (),
-        skills=filters.words(skill, MAX_TAGS, MAX_NAME) or (),
+        text=given["text"],
+        semantic=given["semantic"],
+        limit=given["limit"] or PAGE,
+        page=given["page"] or 1,
+        tags=tags or (),
+        skills=skills or (),
         states=frozenset(map(State, states)) if states else None,
-        min_score=fields.fraction("min_score"),
-        cursor=fields.text("cursor", MAX_CURSOR),
-        with_scores=fields.flag("with_scores") or False,
-        with_state=fields.flag("with_state") or False,
-        explain=fields.flag("explain") or False,
+        min_score=given["min_score"],
+        cursor=given["cursor"],
+        with_scores=given["with_scores"] or False,
+        with_state=given["with_state"] or False,
+        explain=given["explain"] or False,
     )
 
 

@@ -198,19 +198,19 @@ def add_verbs(host: Host, directory: Directory, policy: MemoryPolicy, signs: Wea
     async def register(tenant: str, data: bytes, _budget: ReplyBudget) -> bytes:
         done = await directory.register(tenant, data, request_context.caller.get())
         note = {} if done.card.note is None else {"note": done.card.note}
-        return _success(mailbox=done.agent.address, warnings=done.card.warnings, **note)
+        return orjson.dumps({"error": "", "mailbox": done.agent.address, "warnings": done.card.warnings, **note})
 
     async def unregister(tenant: str, data: bytes, _budget: ReplyBudget) -> bytes:
         reference = codec.parse_reference(data)
         try:
             agent = await directory.unregister(tenant, reference)
         except NoSuchAgentError:
-            return _success(mailbox=reference.address or "", removed=False)
-        return _success(mailbox=agent.address, removed=True)
+            return orjson.dumps({"error": "", "mailbox": reference.address or "", "removed": False})
+        return orjson.dumps({"error": "", "mailbox": agent.address, "removed": True})
 
     async def report(tenant: str, data: bytes, _budget: ReplyBudget) -> bytes:
         agent = await directory.report(tenant, codec.parse_report(data), data)
-        return _success(mailbox=agent.address)
+        return orjson.dumps({"error": "", "mailbox": agent.address})
 
     async def discover(tenant: str, data: bytes, budget: ReplyBudget) -> bytes:
         query = codec.parse_discover(parse_body(data))
@@ -221,12 +221,12 @@ def add_verbs(host: Host, directory: Directory, policy: MemoryPolicy, signs: Wea
             signs.record_search(
                 tenant, request_context.connection.get(), page.query_id, request_context.caller.get(), addresses
             )
-        return _success(**codec.encode_page(page, query))
+        return orjson.dumps({"error": "", **codec.encode_page(page, query)})
 
     async def feedback(tenant: str, data: bytes, _budget: ReplyBudget) -> bytes:
         said = codec.parse_feedback(parse_body(data))
         counted = await directory.feedback(tenant, said, request_context.caller.get())
-        return _success(mailbox=said.address, counted=counted)
+        return orjson.dumps({"error": "", "mailbox": said.address, "counted": counted})
 
     if policy.signs:
         host.add_send_listener(signs.record_send)
@@ -235,7 +235,3 @@ def add_verbs(host: Host, directory: Directory, policy: MemoryPolicy, signs: Wea
     host.add_verb("AGENT.REPORT", "REPORT", report)
     host.add_verb("AGENT.FEEDBACK", "FEEDBACK", feedback)
     host.add_verb("AGENT.DISCOVER", "DISCOVER", discover, {"agents": []})
-
-
-def _success(**fields: Any) -> bytes:
-    return orjson.dumps({"error": "", **fields})

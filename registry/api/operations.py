@@ -162,7 +162,8 @@ class RegistryOperations:
         for name, highest in {"limit": MAX_PAGE, "page": codec.MAX_PAGES}.items():
             fields[name] = read_number(request, name, 1, highest)
         wanted = {name: request.get(name) for name in ("state", "tags", "skills")}
-        query = codec.parse_discover(Fields({**fields, "explain": request.get("explain"), "filter": wanted}))
+        fields |= {"explain": request.get("explain"), "filter": wanted, "with_state": True}
+        query = codec.parse_discover(Fields(fields))
         page = await self._directory.searcher.discover(_tenant(request), query, BUDGET)
         agents = [
             ListedAgent(

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from registry.index import ranking
-from registry.index.keywords import IndexDocument, KeywordIndex, LabelIndex
+from registry.index.keywords import IndexDocument, KeywordIndex, LabelIndex, fold
 from registry.index.memory import RememberedRequest, RequestMemory
 from registry.index.vectors import Similarities, VectorIndex
 from registry.records import Liveness, State
@@ -44,8 +44,8 @@ class SearchFilter:
     """What agents must have to be found: all of what is given."""
 
     tags: tuple[str, ...] = ()
-    """Folded, as :func:`registry.index.keywords.fold` does."""
     skills: tuple[str, ...] = ()
+    """Ids or names; case is ignored, as in tags."""
     states: frozenset[State] = DEFAULT_STATES
     min_score: float = 0.0
 
@@ -261,9 +261,9 @@ class TenantIndex:
         """Return by slot which agents pass the filter."""
         allowed = self._numbers > 0
         if filter_.tags:
-            self._tags.filter(filter_.tags, allowed)
+            self._tags.filter(fold(filter_.tags), allowed)
         if filter_.skills:
-            self._skills.filter(filter_.skills, allowed)
+            self._skills.filter(fold(filter_.skills), allowed)
         if State.GONE not in filter_.states:
             allowed &= self._gone_at > now
         if State.STALE not in filter_.states:

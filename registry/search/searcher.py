@@ -1,7 +1,7 @@
 """Answers DISCOVER: ranks agents for a request, cuts the ranking into pages, and says why agents stand there (G3)."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from hashlib import blake2b
@@ -19,7 +19,7 @@ from registry.cards.card import read_shown
 from registry.embedding.switching import EmbeddingModels
 from registry.embedding.texts import MAX_TEXT, card_texts
 from registry.index.analysis import analyze, search_texts, spell
-from registry.index.keywords import IndexDocument, fold
+from registry.index.keywords import IndexDocument
 from registry.index.ranking import KEYWORDS, MEMORY, VECTORS
 from registry.index.tenant import DEFAULT_STATES, IndexMatch, IndexQuery, SearchFilter, TenantIndex, TopAgents
 from registry.index.updater import IndexUpdater
@@ -106,7 +106,9 @@ class Searcher:
             if query.explain and snapshot.result.explained is None and snapshot.result.mode != LISTED:
                 raise BadRequestError("explain", "the first page was asked for without it; ask again without cursor")
         else:
-            snapshot, start = await self._snapshot(tenant, query), (query.page - 1) * query.limit
+            key, start = _key(query), (query.page - 1) * query.limit
+            kept = self._snapshots.find(tenant, key) if query.page > 1 else None
+            snapshot = kept or self._snapshots.save(tenant, key, await self._search(tenant, query))
         result, now = snapshot.result, self._broker.clock()
         overhead = OVERHEAD + EXPLAINED if query.explain else OVERHEAD
         page, end = await self._page(tenant, result, start, query.limit, budget, overhead)
@@ -116,7 +118,7 @@ class Searcher:
         found = DiscoverResult(
             agents=[agent for _, agent in page],
             scores=[float(result.scores[place]) if len(result.scores) else 1.0 for place, _ in page],
-            states=[self._liveness.state(agent.ttl, agent.seen_at, now) for _, agent in page],
+            states=[self._liveness.state(agent.ttl, agent.seen_at, now) for _, agent in page if query.with_state],
             total=result.total,
             next=f"{snapshot.id}.{end}" if more else None,
             mode=result.mode,
@@ -134,17 +136,12 @@ class Searcher:
             raise BadRequestError("cursor", "not known, or older than a minute; ask again without it")
         return snapshot, int(start)
 
-    async def _snapshot(self, tenant: str, query: DiscoverRequest) -> SearchSnapshot:
-        key = _key(query)
-        kept = self._snapshots.find(tenant, key) if query.page > 1 else None
-        return kept or self._snapshots.save(tenant, key, await self._search(tenant, query))
-
     async def _search(self, tenant: str, query: DiscoverRequest) -> SearchResult:
         index = await self._updater.index(tenant)
         now = self._broker.clock()
         filter_ = SearchFilter(
-            tags=fold(query.tags),
-            skills=fold(query.skills),
+            tags=query.tags,
+            skills=query.skills,
             states=DEFAULT_STATES if query.states is None else query.states,
             min_score=query.min_score or 0.0,
         )
@@ -217,16 +214,16 @@ class Searcher:
             numbers = result.numbers[end : end + min(READ_AHEAD, limit - len(page))].tolist()
             for agent in await self._broker.read(partial(_pick, tenant, numbers, budget)):
                 if agent is not None:
-                    budget -= _size(agent) + overhead
+                    budget -= len(agent.card) + len(agent.status or b"") + overhead
                     if budget < 0 and page:
                         return page, end
                     page.append((end, agent))
                 end += 1
         return page, end
 
-    async def _run(self, search: Callable[..., T], *arguments: object) -> T:
+    def _run(self, search: Callable[..., T], *arguments: object) -> Awaitable[T]:
         """Run on a thread of the searcher's own."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(search, *arguments))
+        return asyncio.get_running_loop().run_in_executor(self._threads, partial(search, *arguments))
 
 
 def _pick(tenant: str, numbers: list[int], budget: int, tx: Transaction, now: int) -> list[Agent | None]:
@@ -242,7 +239,7 @@ def _pick(tenant: str, numbers: list[int], budget: int, tx: Transaction, now: in
         picked_here = [agent for agent in tables.agents.pick(some).values() if agent.tenant == tenant]
         there = {agent.no: agent for agent in shown_to_others(tables, tenant, picked_here, now)}
         picked += map(there.get, some)
-        budget -= sum(map(_size, there.values()))
+        budget -= sum(len(agent.card) + len(agent.status or b"") for agent in there.values())
         if budget < 0:
             break
     return picked
@@ -264,10 +261,6 @@ def _reordered(ranked: TopAgents, relevance: NDArray[np.float32]) -> TopAgents:
     shares[RERANKED] = ranked.scores - ranked.scores[order]
     shares[RELEVANCE], shares[FIRST_PLACE] = rated[order], (order + 1).astype(np.float32)
     return ranked._replace(numbers=ranked.numbers[order], shares=shares)
-
-
-def _size(agent: Agent) -> int:
-    return len(agent.card) + len(agent.status or b"")
 
 
 def _key(query: DiscoverRequest) -> bytes:

@@ -109,25 +109,25 @@ class SnapshotCache:
         memory.
         """
         known = self.find(tenant, key)
-        same = known is not None and known.result.equals(result)
-        return self.add(known.id if known is not None and same else secrets.token_hex(ID_BYTES), tenant, key, result)
+        again = known is not None and known.result.equals(result)
+        return self.add(known.id if known is not None and again else secrets.token_hex(ID_BYTES), tenant, key, result)
 
     def add(self, id: str, tenant: str, key: bytes, result: SearchResult) -> SearchSnapshot:
         """Keep a result under an id."""
         if id in self._snapshots[tenant]:
             self._drop(tenant, id)
         snapshot = SearchSnapshot(id, tenant, key, result, self._clock())
-        self._trim(snapshot.size)
+        size = snapshot.size
+        self._trim(size)
         self._snapshots[tenant][id] = snapshot
         self._newest[tenant, key] = id
-        self._bytes[tenant] += snapshot.size
+        self._bytes[tenant] += size
         return snapshot
 
     def get(self, tenant: str, id: str) -> SearchSnapshot | None:
         """Return a snapshot of a tenant by its id."""
-        self._trim(0)
-        kept = self._snapshots.get(tenant)
-        return None if kept is None else kept.get(id)
+        kept = self._snapshots[tenant].get(id) if tenant in self._snapshots else None
+        return None if kept is None or kept.made_at <= self._clock() - KEEP_SECONDS else kept
 
     def find(self, tenant: str, key: bytes) -> SearchSnapshot | None:
         """Return the newest snapshot for a request."""
