@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from mediator.mailboxes.rows import Row
-from mediator.mailboxes.session import Session, Table, table
+from mediator.mailboxes.session import Table, table
 from mediator.mailboxes.transaction import Transaction
 from registry.records import (
     Agent,
@@ -35,10 +35,8 @@ from registry.records import (
 class Clock(Table):
     """Gives a transaction that changes agents its revision."""
 
-    def __init__(self, session: Session) -> None:
-        super().__init__(session)
-        self._locked = False
-        self._revision: int | None = None
+    _locked = False
+    _revision: int | None = None
 
     def lock(self) -> bool:
         """Keep other instances from changing agents, and return whether that was to be done.
@@ -97,16 +95,16 @@ class Agents(_ClockedTable):
         """Return the numbers of agents with exactly this name, in order (G2)."""
         self._clock.lock()
         sql = "SELECT no FROM agent WHERE tenant = ? AND name_hash = ? ORDER BY no LIMIT ?"
-        return [no for (no,) in self._execute(sql, (tenant, _name_hash(_encode_name(name)), limit))]
+        return [no for (no,) in self._execute(sql, (tenant, _name_columns(name)[1], limit))]
 
     def add(self, new: Registration, ttl: int, now: int) -> Agent:
         """Add an agent, alive now, at an address where :meth:`find` found none."""
         revision = self._clock.next_revision()
-        name = _encode_name(new.name)
+        name, name_hash = _name_columns(new.name)
         [(no,)] = self._execute(
             "INSERT INTO agent (tenant, address, name_hash, ttl, edition, registered_at, updated_at, seen_at,"
             " revision, card_revision, owner) VALUES (?, ?, ?, ?, 1, ?, ?, ?, ?, ?, ?) RETURNING no",
-            (new.tenant, new.address, _name_hash(name), ttl, now, now, now, revision, revision, new.owner),
+            (new.tenant, new.address, name_hash, ttl, now, now, now, revision, revision, new.owner),
         )
         self._execute(
             "INSERT INTO agent_card (agent_no, name, terms, card) VALUES (?, ?, ?, ?)", (no, name, new.terms, new.card)
@@ -122,7 +120,7 @@ class Agents(_ClockedTable):
         revision = self._clock.next_revision()
         kept = replace(agent, name=new.name, card=new.card, ttl=ttl, updated_at=now, seen_at=now, revision=revision)
         kept = replace(kept, owner=new.owner)
-        name = _encode_name(new.name)
+        name, name_hash = _name_columns(new.name)
         if new.card != agent.card:
             kept = replace(kept, edition=agent.edition + 1, card_revision=revision)
             self._execute(
@@ -137,7 +135,7 @@ class Agents(_ClockedTable):
         self._execute(
             "UPDATE agent SET name_hash = ?, ttl = ?, edition = ?, updated_at = ?, seen_at = ?, revision = ?,"
             " card_revision = ?, owner = ? WHERE no = ?",
-            (_name_hash(name), ttl, kept.edition, now, now, revision, kept.card_revision, new.owner, agent.no),
+            (name_hash, ttl, kept.edition, now, now, revision, kept.card_revision, new.owner, agent.no),
         )
         return kept
 
@@ -189,7 +187,8 @@ class Agents(_ClockedTable):
 
     def revision(self) -> int:
         """Return the last committed revision, or that of this transaction if it has changed agents."""
-        return int(self._session.one(_REVISION)[0])
+        [(revision,)] = self._execute(_REVISION)
+        return int(revision)
 
     def changes(self, after: ChangeCursor, space: str, limit: int) -> list[AgentChange]:
         """Return the changes after a cursor, each agent once, in order of revision and number.
@@ -251,12 +250,9 @@ def _agents(rows: Sequence[Row]) -> list[Agent]:
     ]
 
 
-def _encode_name(name: str) -> bytes:
-    return name.encode("utf-8", "surrogatepass")
-
-
-def _name_hash(name: bytes) -> bytes:
-    return hashlib.sha256(name).digest()
+def _name_columns(name: str) -> tuple[bytes, bytes]:
+    encoded = name.encode("utf-8", "surrogatepass")
+    return encoded, hashlib.sha256(encoded).digest()
 
 
 LOOKED_AT = 20_000

@@ -4,7 +4,7 @@ Parsing is lenient: a value of the wrong type is left out, one that is too long 
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -114,13 +114,12 @@ def read_card(data: bytes) -> Card:
         reader.warn(CHOICE, "expected true or false")
     payload, text = _payload(reader)
     outer = _content(reader)
-    inner = _content(reader.within(payload, "payload")) if payload else _NOTHING
+    inner = _content(LenientReader(payload, warnings, "payload.")) if payload else _NOTHING
     described = (outer.description or inner.description, text, *(outer.examples or inner.examples))
-    format = a2a.detect_format(card)
-    faults = a2a.check(card, format)
+    format, checked, path = a2a.detect_format(card), card, ""
     if format is CardFormat.OTHER and payload:
-        format = a2a.detect_format(payload)
-        faults = [f"payload.{fault}" for fault in a2a.check(payload, format)]
+        format, checked, path = a2a.detect_format(payload), payload, "payload."
+    faults = [f"{path}{fault}" for fault in a2a.check(checked, format)]
     return Card(
         address=address,
         name=outer.name or inner.name,
@@ -139,22 +138,18 @@ _CONTROLS_IN_LINES = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 
 
 class LenientReader:
-    """Reads the fields of one object of a card; ``path`` is its place in the card, for warnings."""
+    """Reads the fields of one object of a card; ``path`` stands before their names in warnings."""
 
     def __init__(self, values: Mapping[str, Any], warnings: list[str], path: str = "") -> None:
         """``warnings`` gets the first :data:`MAX_WARNINGS` of the whole card."""
         self.values = values
-        self._warnings = warnings
-        self._path = path
-
-    def within(self, values: Mapping[str, Any], path: str) -> "LenientReader":
-        """Return a reader of the nested object at ``path``."""
-        return LenientReader(values, self._warnings, f"{self._path}{path}.")
+        self.warnings = warnings
+        self.path = path
 
     def warn(self, path: str, problem: str) -> None:
         """Add a warning about a value."""
-        if len(self._warnings) < MAX_WARNINGS:
-            self._warnings.append(f"{self._path}{path}: {problem}")
+        if len(self.warnings) < MAX_WARNINGS:
+            self.warnings.append(f"{self.path}{path}: {problem}")
 
     def text(self, name: str, max_length: int, *, lines: bool = False) -> str:
         """Return the text of a field, cut to ``max_length`` characters; "" when it is missing.
@@ -182,20 +177,19 @@ class LenientReader:
         value = self.values.get(name)
         if isinstance(value, str):
             value = value.split(",")
-        read = (
-            self.clean(item, f"{name}[{no}]", max_length).strip() for no, item in self.items(value, name, max_items)
-        )
+        items = self.items(value, name, max_items)
+        read = (self.clean(item, f"{name}[{no}]", max_length).strip() for no, item in enumerate(items))
         return tuple(dict.fromkeys(text for text in read if text))
 
-    def items(self, value: Any, path: str, max_items: int) -> Iterator[tuple[int, Any]]:
-        """Yield the first ``max_items`` items of a list with their numbers; a missing list is empty."""
+    def items(self, value: Any, path: str, max_items: int) -> list[Any]:
+        """Return the first ``max_items`` items of a list; a missing list is empty."""
         if not isinstance(value, list):
             if value is not None and value != "":
                 self.warn(path, "expected a list")
-            return
+            return []
         if len(value) > max_items:
             self.warn(path, f"only the first {max_items} of {len(value)} are read")
-        yield from enumerate(value[:max_items])
+        return value[:max_items]
 
 
 class _Content(NamedTuple):
@@ -230,9 +224,9 @@ def _skills(reader: LenientReader) -> tuple[Skill, ...]:
         value = reader.values.get(field)
         if isinstance(value, str):
             value = value.split(",")
-        if field == "capabilities" and isinstance(value, dict):
-            continue  # in A2A and MCP these are features of the protocol
-        for no, item in reader.items(value, field, MAX_SKILLS):
+        if value is None or (field == "capabilities" and isinstance(value, dict)):
+            continue  # in A2A and MCP capabilities are features of the protocol
+        for no, item in enumerate(reader.items(value, field, MAX_SKILLS)):
             skill = _skill(item, f"{field}[{no}]", reader)
             if skill.id or skill.name or skill.description:
                 skills.append(skill)
@@ -246,7 +240,8 @@ def _skill(item: Any, path: str, reader: LenientReader) -> Skill:
         reader.warn(path, "expected an object or a string")
         return Skill()
     # Tool definitions for models have their fields one level down.
-    inside = reader.within(item["function"] if isinstance(item.get("function"), dict) else item, path)
+    fields = item["function"] if isinstance(item.get("function"), dict) else item
+    inside = LenientReader(fields, reader.warnings, f"{reader.path}{path}.")
     return Skill(
         id=inside.text("id", MAX_NAME),
         name=inside.text("name", MAX_NAME),
@@ -261,7 +256,7 @@ def _examples(reader: LenientReader) -> tuple[str, ...]:
     if isinstance(value, str):
         value = [value]
     items = reader.items(value, "examples", MAX_EXAMPLES)
-    read = (reader.clean(item, f"examples[{no}]", MAX_EXAMPLE, lines=True) for no, item in items)
+    read = (reader.clean(item, f"examples[{no}]", MAX_EXAMPLE, lines=True) for no, item in enumerate(items))
     return tuple(text for text in read if text)
 
 
@@ -305,14 +300,10 @@ def mailbox_address(value: Any) -> str:
     address = bare_address(value)
     if "/" in address:
         raise BadRequestError("mailbox", f"expected {_EXPECTED}")
-    return _address(address)
-
-
-def _address(text: str) -> str:
     # The mailbox may belong to another service, and names in many catalogs have hyphens.
-    if "-" in text and len(text) <= MAX_ADDRESS and _HYPHENATED.fullmatch(text):
-        return text
-    return writable_address(text, "mailbox")
+    if "-" in address and len(address) <= MAX_ADDRESS and _HYPHENATED.fullmatch(address):
+        return address
+    return writable_address(address, "mailbox")
 
 
 def find_mailbox(card: Mapping[str, Any]) -> str | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain, islice
 from string import ascii_lowercase
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import orjson
@@ -120,7 +120,7 @@ class KeywordIndex:
         for slot, weights in batch.items():
             self._lengths[slot] = length = sum(weights.values())
             self._total += length
-            self._documents[slot] = self._terms.assign(weights)
+            self._documents[slot] = array("I", map(self._terms.__getitem__, weights))
         each = [len(weights) for weights in batch.values()]
         entries = np.repeat(np.fromiter(batch, np.uint64, len(batch)) << _WEIGHT_BITS, each)
         values = chain.from_iterable(weights.values() for weights in batch.values())
@@ -130,7 +130,7 @@ class KeywordIndex:
 
 
 class _TermDictionary(dict[str, int]):
-    """Terms by number with their postings: a slot each and, in the lowest bits, the term's weight there."""
+    """Numbers of terms, where a new term gets one, and their postings: slots, in the lowest bits the term's weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,10 +150,6 @@ class _TermDictionary(dict[str, int]):
             self._postings.append(array("I"))
         self[word] = number
         return number
-
-    def assign(self, words: Iterable[str]) -> "array[int]":
-        """Return the numbers of words; new words get new ones."""
-        return array("I", map(self.__getitem__, words))
 
     def add_postings(self, numbers: NDArray[np.uint32], entries: NDArray[np.uint64]) -> None:
         """Add an entry to the postings of each of the terms."""
@@ -192,8 +188,9 @@ class _TermDictionary(dict[str, int]):
         for word, term in self.resolve(counts).items():
             again = 2 * counts[word] / (counts[word] + 1)
             found[term] = found.get(term, 0) + (again if term == word else _CORRECTION * again)
-        terms = [(self._postings[self[word]], boost) for word, boost in found.items()]
-        return sorted(terms, key=lambda each: len(each[0]))[:MAX_QUERY]
+        lengths = {term: len(self._postings[self[term]]) for term in found}
+        rarest = sorted(found, key=lengths.__getitem__)[:MAX_QUERY]
+        return [(self._postings[self[term]], found[term]) for term in rarest]
 
     def resolve(self, words: Iterable[str]) -> dict[str, str]:
         """Return the term that each of distinct words stands for, itself or its correction; not those without one."""
@@ -259,7 +256,12 @@ class IndexDocument:
         if packed[:1] != _VERSION:
             raise ValueError("terms of another version")
         tags, skills = labels
-        return cls(_check(orjson.loads(packed[1:])), tuple(tags), tuple(skills))
+        terms = orjson.loads(packed[1:])
+        if not isinstance(terms, dict) or any(type(weight) is not int for weight in terms.values()):
+            raise ValueError("expected an object of whole numbers")
+        if terms and not (min(terms.values()) >= 1 and max(terms.values()) <= MAX_WEIGHT):
+            raise ValueError("a weight is out of bounds")
+        return cls(terms, tuple(tags), tuple(skills))
 
 
 def fold(words: Sequence[str]) -> tuple[str, ...]:
@@ -290,14 +292,6 @@ def _fields(card: Card) -> list[tuple[str, int]]:
     return [(text, weight) for text, weight in fields if text]
 
 
-def _check(terms: Any) -> dict[str, int]:
-    if not isinstance(terms, dict) or any(type(weight) is not int for weight in terms.values()):
-        raise ValueError("expected an object of whole numbers")
-    if terms and not (min(terms.values()) >= 1 and max(terms.values()) <= MAX_WEIGHT):
-        raise ValueError("a weight is out of bounds")
-    return terms
-
-
 _FIRST_ROOM = 256
 _FEW = 8
 
@@ -319,7 +313,7 @@ class LabelIndex:
         count = len(labels)
         if self._end + count > len(self._slots):
             self._make_room(count)
-        self._hashes[self._end : self._end + count] = [_hash(label) for label in labels]
+        self._hashes[self._end : self._end + count] = _hashes(labels)
         self._slots[self._end : self._end + count] = slot
         self._end += count
 
@@ -337,8 +331,8 @@ class LabelIndex:
 
     def filter(self, labels: Iterable[str], allowed: NDArray[np.bool_]) -> None:
         """Clear ``allowed``, by slot, where an agent lacks one of the labels."""
-        for label in labels:
-            places = np.flatnonzero(self._hashes[: self._end] == _hash(label))
+        for label in _hashes(labels):
+            places = np.flatnonzero(self._hashes[: self._end] == label)
             slots = self._slots[places]
             having = np.zeros_like(allowed)
             having[slots[slots >= 0]] = True
@@ -354,6 +348,6 @@ class LabelIndex:
         self._hashes[: self._end], self._slots[: self._end] = hashes, slots
 
 
-def _hash(label: str) -> int:
-    digest = blake2b(label.encode(errors="surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "little")
+def _hashes(labels: Iterable[str]) -> list[int]:
+    digests = (blake2b(label.encode(errors="surrogatepass"), digest_size=8).digest() for label in labels)
+    return [int.from_bytes(digest, "little") for digest in digests]

@@ -109,16 +109,20 @@ class Searcher:
             key, start = _key(query), (query.page - 1) * query.limit
             kept = self._snapshots.find(tenant, key) if query.page > 1 else None
             snapshot = kept or self._snapshots.save(tenant, key, await self._search(tenant, query))
-        result, now = snapshot.result, self._broker.clock()
+        result = snapshot.result
         overhead = OVERHEAD + EXPLAINED if query.explain else OVERHEAD
         page, end = await self._page(tenant, result, start, query.limit, budget, overhead)
         more = end < len(result.numbers)
         if more and query.cursor is None:
             await self._snapshots.publish(snapshot)
+        states = []
+        if query.with_state:
+            now = self._broker.clock()
+            states = [self._liveness.state(agent.ttl, agent.seen_at, now) for _, agent in page]
         found = DiscoverResult(
             agents=[agent for _, agent in page],
             scores=[float(result.scores[place]) if len(result.scores) else 1.0 for place, _ in page],
-            states=[self._liveness.state(agent.ttl, agent.seen_at, now) for _, agent in page if query.with_state],
+            states=states,
             total=result.total,
             next=f"{snapshot.id}.{end}" if more else None,
             mode=result.mode,
