@@ -194,17 +194,20 @@ class StrictFields:
 
     def text(self, name: str, longest: int = MAX_TEXT) -> str:
         """Return text that must be there, and not be empty."""
-        value = self.optional_text(name, longest)
-        if not value:
+        value = self._values.get(name)
+        if not isinstance(value, str) or not 0 < len(value) <= longest:
             raise BadRequestError(name, f"expected text of 1 to {longest} characters")
         return value
 
-    def optional_text(self, name: str, longest: int = MAX_TEXT) -> str | None:
-        """Return text, or None when the field is absent."""
-        value = self._values.get(name)
-        if value is not None and (not isinstance(value, str) or len(value) > longest):
-            raise BadRequestError(name, f"expected text of at most {longest} characters")
-        return value
+    def optional_texts(self, longest: Mapping[str, int]) -> dict[str, str | None]:
+        """Return the texts of fields by name, each of so many characters at most; None for those that are absent."""
+        texts: dict[str, str | None] = {}
+        for name, most in longest.items():
+            value = self._values.get(name)
+            if value is not None and (not isinstance(value, str) or len(value) > most):
+                raise BadRequestError(name, f"expected text of at most {most} characters")
+            texts[name] = value
+        return texts
 
     def flag(self, name: str, absent: bool | None = None) -> bool:
         """Return true or false, also of text; ``absent`` stands for a field that is absent, None: it must be there."""

@@ -4,7 +4,7 @@ import asyncio
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from ipaddress import ip_network
@@ -139,13 +139,12 @@ class AccessLists:
                     return found
         return None
 
-    def denies(self, names: Iterable[str | None]) -> bool:
-        """Whether one of these canonical names is denied."""
-        return not self._mediation.rules.denied.isdisjoint(names)
-
-    def denies_connection(self, connection: Connection) -> bool:
-        """Whether the peer of a connection is denied."""
-        return granting.is_denied(self._mediation.rules, connection)
+    def denies(self, caller: str | None, connection: Connection | None) -> bool:
+        """Whether a canonical caller, or the peer of a connection, is denied."""
+        rules = self._mediation.rules
+        if not rules.denied:
+            return False
+        return caller in rules.denied or (connection is not None and granting.is_denied(rules, connection))
 
 
 MAX_BUCKETS = 100_000

@@ -10,6 +10,7 @@ import os
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 from mediator.broker import Broker
@@ -27,6 +28,7 @@ from pickup.rules.listing import ConnectionPage, ConnectionView, DeviceQueue
 from pickup.rules.message_queue import QueueStatus
 from pickup.rules.records import (
     Connection,
+    ConnectionUse,
     DidRotation,
     Invitation,
     MediationRules,
@@ -136,22 +138,24 @@ class MediationBroker:
         ``mailbox_key`` is the mailbox it concerns, whose lock comes first; ``when_full`` is as for
         :meth:`mediator.broker.Broker.write`.
         """
-        envelope, counted = self._envelope, _counted(work)
-        if envelope is None:
-            result, events = await self.broker.write(counted, mailbox_key, when_full=when_full)
-            self.uses.count(events)
-            return result
+        envelope = self._envelope
 
-        def first(tx: Transaction, now: int) -> tuple[tuple[T, list[Event]]] | None:
-            return replays.once(tx.table(MediationTransaction), envelope, lambda: counted(tx, now), now)
+        def change(tx: Transaction, now: int) -> tuple[tuple[T] | None, list[Event]]:
+            tables = tx.table(MediationTransaction)
+            before = len(tables.events)
+            if envelope is None:
+                done: tuple[T] | None = (work(tables, now),)
+            else:
+                done = replays.once(tables, envelope, partial(work, tables, now), now)
+            return done, tables.events[before:]
 
-        done = await self.broker.write(first, mailbox_key, when_full=when_full)
+        done, events = await self.broker.write(change, mailbox_key, when_full=when_full)
         if done is None:
             raise ReplayedError
         self._envelope = None
-        result, events = done[0]
-        self.uses.count(events)
-        return result
+        if events:
+            self.uses.count(events)
+        return done[0]
 
     async def remember_envelope(self) -> None:
         """Store the envelope of :meth:`once` where nothing else is changed (D13)."""
@@ -171,9 +175,14 @@ class MediationBroker:
             self._callers.add(tenant, caller, connection)
         return connection
 
-    async def note_use(self, connection: Connection) -> None:
-        """Note that a connection made a request, at most once an hour; unused ones are forgotten (D8)."""
-        if self.clock() - connection.seen_at >= connecting.SEEN_EVERY:
+    async def note_use(self, connection: Connection, *, transport: str, client: str, pickup: str) -> None:
+        """Note that a connection made a request, in the database once an hour; unused ones are forgotten (D8).
+
+        ``pickup`` is the version of message pickup, empty for other protocols.
+        """
+        now = self.clock()
+        self.uses.note(ConnectionUse(connection.no, now, transport, pickup, client))
+        if now - connection.seen_at >= connecting.SEEN_EVERY:
             await self.write(lambda tx, now: connecting.note_use(tx, connection, now), when_full=True)
 
     async def get_connection(self, no: int) -> Connection | None:
@@ -276,21 +285,21 @@ class MediationBroker:
 
     async def forward(self, request: Forward) -> ForwardOutcome:
         """Queue a forward for each of its recipients (RFC 0094, D4); its sender learns nothing of them (D9)."""
-        if len(request.keys) <= 1:
-            return await self._forward(request)
-        # Each on its own, so that each batch of the writer knows all its mailboxes and locks them in order.
-        single = [replace(request, keys=(key,), inside=()) for key in dict.fromkeys(request.keys)]
-        parts = await asyncio.gather(*map(self._forward, single))
-        return sum(parts, ForwardOutcome())
-
-    async def _forward(self, request: Forward) -> ForwardOutcome:
+        if len(request.keys) > 1:
+            # Each on its own, so that each batch of the writer knows all its mailboxes and locks them in order.
+            single = [replace(request, keys=(key,), inside=()) for key in dict.fromkeys(request.keys)]
+            return sum(await asyncio.gather(*map(self.forward, single)), ForwardOutcome())
         first = (request.tenant, request.keys[0]) if request.keys else ("", "")
         bounds, quotas = self.broker.bounds, self.broker.quotas
+
+        def change(tx: Transaction, now: int) -> tuple[ForwardOutcome, list[Event]]:
+            tables = tx.table(MediationTransaction)
+            before = len(tables.events)
+            outcome = forwarding.forward(tables, bounds, quotas, self.rules, request, now)
+            return outcome, tables.events[before:]
+
         # On an idle machine, what is kept takes a tenth of a millisecond longer than what leads nowhere (D9).
-        outcome, events = await self.broker.write_padded(
-            _counted(lambda tx, now: forwarding.forward(tx, bounds, quotas, self.rules, request, now)),
-            self._mailbox_keys.get(first),
-        )
+        outcome, events = await self.broker.write_padded(change, self._mailbox_keys.get(first))
         self.uses.count(events)
         if outcome.mailbox_keys and self._mailbox_keys.get(first) != outcome.mailbox_keys[0]:
             if len(self._mailbox_keys) >= MAX_MAILBOX_KEYS:
@@ -322,7 +331,8 @@ class MediationBroker:
         """
 
         def work(tx: MediationTransaction, now: int) -> list[Message]:
-            settled = message_queue.confirm_batch(tx, connection, now) if confirm_batch else connection
+            confirms = confirm_batch and connection.handed
+            settled = message_queue.confirm_batch(tx, connection, now) if confirms else connection
             return message_queue.deliver(tx, settled, limit, recipient, budget, now, leased)
 
         return self._observed(connection, await self.write(work, connection.mailbox_key, when_full=True))
@@ -385,8 +395,8 @@ class MediationBroker:
 
     def _observed(self, connection: Connection, messages: list[Message]) -> list[Message]:
         """Return messages that are handed out, after tracing has seen them."""
-        if messages and connection.mailbox_key is not None:
-            self.broker.trace.delivered(messages, connection.mailbox_key[1], "didcomm")
+        if messages and connection.address is not None:
+            self.broker.trace.delivered(messages, connection.address, "didcomm")
         return messages
 
     async def find_relayed(self, mailbox_keys: Sequence[MailboxKey]) -> list[Connection | None]:
@@ -400,14 +410,3 @@ class MediationBroker:
     async def list_devices(self, mailbox_nos: Sequence[int]) -> list[DeviceQueue]:
         """Return the phones to notify for these mailboxes, and how much mail waits for each."""
         return await self.read(lambda tx, now: listing.devices(tx, mailbox_nos, now))
-
-
-def _counted(work: Work[T]) -> Callable[[Transaction, int], tuple[T, list[Event]]]:
-    """Let a change return what happened to messages, too."""
-
-    def counted(tx: Transaction, now: int) -> tuple[T, list[Event]]:
-        tables = tx.table(MediationTransaction)
-        before = len(tables.events)
-        return work(tables, now), tables.events[before:]
-
-    return counted

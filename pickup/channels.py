@@ -82,7 +82,7 @@ class TenantSockets:
 
     def enter(self, channel: TransportChannel, tenant: str) -> None:
         """Count a WebSocket for the tenant of the first wallet on it; raises :class:`QuotaExceededError`."""
-        if channel.persistent and channel not in self._tenants:
+        if channel not in self._tenants:
             self._directory.enter(tenant)
             self._tenants[channel] = tenant
 

@@ -8,6 +8,7 @@ import re
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 
 import structlog
 
@@ -66,13 +67,14 @@ class ConnectionUses:
                     traffic.acknowledged += 1
                     traffic.acknowledged_bytes += event.size
 
-    def note(self, no: int, *, transport: str, client: str, pickup: str) -> None:
-        """Note a request of a connection; ``pickup`` is the version of message pickup, empty for other protocols."""
-        before = self._seen.get(no)
+    def note(self, use: ConnectionUse) -> None:
+        """Note a request of a connection; one of another protocol keeps the version of message pickup."""
+        before = self._seen.get(use.no)
         if before is None and self._is_full(self._seen):
             return
-        pickup = pickup or ("" if before is None else before.pickup)
-        self._seen[no] = ConnectionUse(no, self._broker.clock(), transport, pickup, client)
+        if before is not None and not use.pickup:
+            use = replace(use, pickup=before.pickup)
+        self._seen[use.no] = use
 
     def _is_full(self, kept: Mapping[int, object]) -> bool:
         if len(kept) < MAX_KEPT:

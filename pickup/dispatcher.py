@@ -115,18 +115,14 @@ class InboundRequest:
     channel: TransportChannel
     mark: bytes
     """Identifies the envelope among all of its sender."""
+    mediation: MediationBroker
+    """The use cases. For a message that is handled once, the first change stores its envelope too (D13)."""
     repeated: bool = False
     """This envelope was handled before: it comes from a transport that retries, or from an attacker (D13).
 
     It gets its reply, but changes nothing that another message may have changed since.
     """
     after: list[AfterReply] = field(default_factory=list)
-
-    mediation: MediationBroker = field(init=False)
-    """The use cases. For a message that is handled once, the first change stores its envelope too (D13)."""
-
-    def __post_init__(self) -> None:
-        self.mediation = self.context.mediation
 
     def connected(self) -> Connection:
         """Return the caller's connection; :class:`NotEnrolledError` for a stranger (D8)."""
@@ -223,27 +219,22 @@ class Dispatcher:
 
         An anonymous sender gets no reply: errors are raised. So is :class:`ReplayedError`.
         """
+        message, type = request.message, request.message.type
         try:
-            entry = self._entry(request)
+            entry = self._entries.get((type.family, type.major, type.name))
+            if entry is None or type.minor > entry.newest or message.generation not in entry.generations:
+                raise UnsupportedMessageError(str(type))
+            if request.caller is None and not entry.anonymous:
+                raise NotEnrolledError("the message is anonymous")
             check_expiry(request)
-            envelope = _seen_envelope(request) if entry.once and not request.repeated else None
-            if envelope is not None:
-                request.mediation = request.mediation.once(envelope)
+            if entry.once and not request.repeated and request.caller is not None:
+                request.mediation = request.mediation.once(_seen_envelope(request, request.caller))
             replies = await entry.handler(request)
         except MediatorError as error:
             if request.caller is None:
                 raise
             return self.refuse(request, error)
-        return [] if request.caller is None else _acknowledged(request.message, list(replies))
-
-    def _entry(self, request: InboundRequest) -> _Registration:
-        message = request.message
-        entry = self._entries.get((message.type.family, message.type.major, message.type.name))
-        if entry is None or message.type.minor > entry.newest or message.generation not in entry.generations:
-            raise UnsupportedMessageError(str(message.type))
-        if request.caller is None and not entry.anonymous:
-            raise NotEnrolledError("the message is anonymous")
-        return entry
+        return [] if request.caller is None else _acknowledged(message, list(replies))
 
     def refuse(self, request: InboundRequest, error: MediatorError) -> list[ReplyMessage]:
         """Return the problem report about a refused message, none for one that is a report itself."""
@@ -278,20 +269,21 @@ def _acknowledged(message: DidcommMessage, replies: list[ReplyMessage]) -> list[
 
 def check_expiry(request: InboundRequest) -> None:
     """Refuse a message that expired more than some minutes ago, but no forward: its sender must learn nothing (D9)."""
-    expires, name, now = request.message.expires_time, request.message.type.name, request.mediation.clock()
-    if expires is not None and name != "forward" and expires * 1000 + CLOCK_SKEW <= now:
+    expires = request.message.expires_time
+    if expires is None or request.message.type.name == "forward":
+        return
+    now = request.mediation.clock()
+    if expires * 1000 + CLOCK_SKEW <= now:
         raise BadRequestError("expires_time", f"must be in the future; it is {now // 1000} here, got {expires}")
 
 
-def _seen_envelope(request: InboundRequest) -> SeenEnvelope | None:
+def _seen_envelope(request: InboundRequest, caller: str) -> SeenEnvelope:
     """Return what is stored of a request with a known sender; BadRequestError when it is too old for that."""
-    if request.caller is None:
-        return None
     message = request.message
     created, expires = message.created_time, message.expires_time
     envelope = SeenEnvelope(
         tenant=request.tenant,
-        sender=request.caller,
+        sender=caller,
         kind=f"{message.type.family}/{message.type.name}",
         mark=request.mark,
         created_at=None if created is None else created * 1000,

@@ -133,7 +133,7 @@ async def didcomm_door(
             routes.add_routes(app)
 
         async def close_denied() -> None:
-            await transports.close_denied(sessions.end(access.denies_connection))
+            await transports.close_denied(sessions.end(lambda connection: access.denies(None, connection)))
 
         access.changed = close_denied
         named = OperationTenants(tenants.names, identities)

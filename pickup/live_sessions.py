@@ -3,8 +3,7 @@
 import asyncio
 import itertools
 import struct
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -227,16 +226,13 @@ class LiveSessions:
             return session.channel is channel or not channel.persistent
         return None if self._announcer is not None and not channel.persistent else False
 
-    @asynccontextmanager
-    async def leases(self, connection: Connection) -> AsyncIterator[LiveLeases]:
-        """Lock the leases of the holder's live session for this block, and return them (D6).
+    def leases(self, connection: Connection) -> LiveLeases:
+        """Return the leases of the holder's live session (D6).
 
         Without a live session on this instance there are none, and new ones are not kept.
         """
         session = self._of.get(connection.no)
-        leases = LiveLeases(0) if session is None or session.type is None else session.leases
-        async with leases.lock:
-            yield leases
+        return LiveLeases(0) if session is None or session.type is None else session.leases
 
     @property
     def count(self) -> int:

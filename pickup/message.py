@@ -34,6 +34,16 @@ MAX_TIME = 64
 """Characters of a time in ISO 8601."""
 PLAIN = "application/didcomm-plain+json"
 
+_V2_TEXTS = {
+    "thid": MAX_ID,
+    "pthid": MAX_ID,
+    "return_route": MAX_ID,
+    "return_route_thread": MAX_ID,
+    "from": MAX_FROM,
+    "from_prior": MAX_FROM_PRIOR,
+}
+"""The headers that are text and may be absent, with how many characters each may have."""
+
 Json = dict[str, Any]
 
 _TYPE = re.compile(
@@ -56,7 +66,7 @@ class MessageType(NamedTuple):
         return f"{self.prefix}{self.family}/{self.major}.{self.minor}"
 
     def __str__(self) -> str:
-        return f"{self.protocol}/{self.name}"
+        return f"{self.prefix}{self.family}/{self.major}.{self.minor}/{self.name}"
 
     def named(self, name: str) -> "MessageType":
         """Return the type of another message of the same protocol and prefix."""
@@ -150,18 +160,19 @@ def read(plaintext: Mapping[str, Any], generation: Generation) -> DidcommMessage
 
 
 def _read_v1(raw: Mapping[str, Any]) -> DidcommMessage:
-    thread = StrictFields(_object(raw, "~thread"))
-    transport = _object(raw, "~transport")
+    thread = StrictFields(_object(raw, "~thread")).optional_texts({"thid": MAX_ID, "pthid": MAX_ID})
+    transport = StrictFields(_object(raw, "~transport"))
+    routes = transport.optional_texts({"return_route": MAX_ID, "return_route_thread": MAX_ID})
     return DidcommMessage(
         generation=Generation.V1,
         type=MessageType.parse(raw.get("@type"), "@type"),
         id=StrictFields(raw).text("@id", MAX_ID),
         body=raw,
         raw=raw,
-        thid=thread.optional_text("thid", MAX_ID),
-        pthid=thread.optional_text("pthid", MAX_ID),
-        return_route=StrictFields(transport).optional_text("return_route", MAX_ID),
-        return_route_thread=StrictFields(transport).optional_text("return_route_thread", MAX_ID),
+        thid=thread["thid"],
+        pthid=thread["pthid"],
+        return_route=routes["return_route"],
+        return_route_thread=routes["return_route_thread"],
         please_ack=_asks_for_ack(raw),
     )
 
@@ -178,27 +189,28 @@ def _asks_for_ack(raw: Mapping[str, Any]) -> bool:
 
 def _read_v2(raw: Mapping[str, Any]) -> DidcommMessage:
     fields = StrictFields(raw)
-    to, asked = raw.get("to"), raw.get("please_ack")
+    to, asked, created = raw.get("to"), raw.get("please_ack"), raw.get("created_time")
     if asked is not None and not (isinstance(asked, list) and all(isinstance(id, str) for id in asked)):
         raise BadRequestError("please_ack", "expected a list of message ids")
     if to is not None and not (isinstance(to, list) and all(isinstance(did, str) for did in to)):
         raise BadRequestError("to", "expected a list of DIDs")
+    texts = fields.optional_texts(_V2_TEXTS)
     return DidcommMessage(
         generation=Generation.V2,
         type=MessageType.parse(raw.get("type"), "type"),
         id=fields.text("id", MAX_ID),
         body=_object(raw, "body"),
         raw=raw,
-        thid=fields.optional_text("thid", MAX_ID),
-        pthid=fields.optional_text("pthid", MAX_ID),
-        return_route=fields.optional_text("return_route", MAX_ID),
-        return_route_thread=fields.optional_text("return_route_thread", MAX_ID),
-        from_did=fields.optional_text("from", MAX_FROM),
-        from_prior=fields.optional_text("from_prior", MAX_FROM_PRIOR),
+        thid=texts["thid"],
+        pthid=texts["pthid"],
+        return_route=texts["return_route"],
+        return_route_thread=texts["return_route_thread"],
+        from_did=texts["from"],
+        from_prior=texts["from_prior"],
         to=tuple(to or ()),
         # The empty text stands for the message itself; which ones came before is not remembered.
         please_ack=bool({"", raw["id"]}.intersection(asked or ())),
-        created_time=_seconds(raw.get("created_time")),
+        created_time=None if created is None else _seconds(created),
         expires_time=parse_time(raw, "expires_time"),
     )
 
@@ -232,8 +244,10 @@ def _text(fields: object, name: str) -> str | None:
 def parse_time(raw: Mapping[str, Any], name: str) -> int | None:
     """Return a time in Unix seconds, None when it is absent; BadRequestError names the field."""
     value = raw.get(name)
+    if value is None:
+        return None
     seconds = _seconds(value)
-    if seconds is None and value is not None:
+    if seconds is None:
         raise BadRequestError(name, "expected Unix seconds")
     return seconds
 
@@ -294,47 +308,45 @@ def unbase64(text: str, where: str) -> bytes:
 
 
 def write(reply: ReplyMessage, generation: Generation, sender: str, receiver: str) -> Json:
-    """Write a plaintext; ``sender`` and ``receiver`` are DIDs, which only v2 writes."""
-    return _write_v1(reply) if generation is Generation.V1 else _write_v2(reply, sender, receiver)
+    """Write a plaintext; ``sender`` and ``receiver`` are DIDs, which only v2 writes.
 
-
-def _write_v1(reply: ReplyMessage) -> Json:
-    raw: Json = {"@type": str(reply.type), "@id": reply.id, **reply.body, **reply.decorators}
+    v1 agents read the standard base64 alphabet only, v2 is base64url. All accept padding.
+    """
     thread = {name: value for name, value in (("thid", reply.thid), ("pthid", reply.pthid)) if value is not None}
-    if thread:
-        raw["~thread"] = thread
-    if reply.attachments is not None:
-        raw["~attach"] = [_written(attachment, "@id", base64.b64encode) for attachment in reply.attachments]
-    return raw
-
-
-def _write_v2(reply: ReplyMessage, sender: str, receiver: str) -> Json:
-    raw: Json = {
+    if generation is Generation.V1:
+        raw: Json = {"@type": str(reply.type), "@id": reply.id, **reply.body, **reply.decorators}
+        if thread:
+            raw["~thread"] = thread
+        if reply.attachments is not None:
+            raw["~attach"] = _write_attachments(reply.attachments, "@id", base64.b64encode)
+        return raw
+    raw = {
         "id": reply.id,
         "typ": PLAIN,
         "type": str(reply.type),
         "from": sender,
         "to": [receiver],
         "body": reply.body,
+        **thread,
     }
-    if reply.thid is not None:
-        raw["thid"] = reply.thid
-    if reply.pthid is not None:
-        raw["pthid"] = reply.pthid
     if reply.ack:
         raw["ack"] = list(reply.ack)
     if reply.attachments is not None:
-        raw["attachments"] = [_written(attachment, "id", base64.urlsafe_b64encode) for attachment in reply.attachments]
+        raw["attachments"] = _write_attachments(reply.attachments, "id", base64.urlsafe_b64encode)
     return raw
 
 
-def _written(attachment: Attachment, id_name: str, encoder: Callable[[bytes], bytes]) -> Json:
-    """Write an attachment: v1 agents read the standard base64 alphabet only, v2 is base64url. All accept padding."""
-    if isinstance(attachment.data, bytes):
-        data: Json = {"base64": encoder(attachment.data).decode()}
-    else:
-        data = {"json": attachment.data}
-    return {id_name: attachment.id, "data": data}
+def _write_attachments(
+    attachments: Sequence[Attachment], id_name: str, encoder: Callable[[bytes], bytes]
+) -> list[Json]:
+    written = []
+    for attachment in attachments:
+        if isinstance(attachment.data, bytes):
+            data: Json = {"base64": encoder(attachment.data).decode()}
+        else:
+            data = {"json": attachment.data}
+        written.append({id_name: attachment.id, "data": data})
+    return written
 
 
 def encode(raw: Mapping[str, Any]) -> bytes:

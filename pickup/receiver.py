@@ -21,7 +21,7 @@ from pickup.channels import TenantSockets, TransportChannel
 from pickup.dids.document import DidResolver
 from pickup.dids.identities import OwnIdentities
 from pickup.dids.own_dids import Identity
-from pickup.dispatcher import DidcommContext, InboundRequest, check_expiry, is_report
+from pickup.dispatcher import REPORT_NAMES, DidcommContext, InboundRequest, check_expiry
 from pickup.envelope import Envelopes, OpenedEnvelope
 from pickup.envelope.reading import read_jwt
 from pickup.message import DidcommMessage, ReplyMessage, encode, outline, read, write
@@ -116,7 +116,8 @@ class ReplySender:
 
     async def answer(self, request: InboundRequest, replies: Sequence[ReplyMessage]) -> None:
         """Send the replies to a request, then run its callbacks: True when all went out on its channel."""
-        here = returns_here(request)
+        # A forward has neither a reply nor a route.
+        here = bool(replies or request.message.return_route) and returns_here(request)
         all_sent = bool(replies)
         for reply in replies:
             sealed = await self._seal_answer(request, reply)
@@ -252,9 +253,10 @@ class MessageReceiver:
             me=opened.recipient,
             caller=caller,
             sender=opened.sender,
-            connection=await self._find_connection(tenant, caller),
+            connection=None if caller is None else await context.mediation.find_connection(tenant, caller),
             channel=channel,
             mark=opened.mark,
+            mediation=context.mediation,
             repeated=opened.mark in self._handled,
         )
         rotation = None
@@ -265,7 +267,7 @@ class MessageReceiver:
                 if caller is None:
                     raise
                 unreadable = error
-        prior = None if rotation is None else await self._find_connection(tenant, rotation.prior_did)
+        prior = None if rotation is None else await context.mediation.find_connection(tenant, rotation.prior_did)
         refusal = self._refusal(request, prior or request.connection)
         if refusal is not None:
             # Where a report cannot go back at once, the transport must say that the message was not taken.
@@ -287,17 +289,18 @@ class MessageReceiver:
             # Nothing is said any more to a peer that ended its connection.
             return
         if request.connection is not None:
-            if self._tenants is not None:
+            if self._tenants is not None and channel.persistent:
                 self._tenants.enter(channel, tenant)
             await self._note(request, request.connection)
         try:
             replies = await context.dispatcher.handle(request)
         except ReplayedError:
             # The first copy of the envelope may have made the connection meanwhile.
-            connection = await self._find_connection(tenant, caller)
-            request = replace(request, connection=connection, repeated=True, after=[])
+            mediation = context.mediation
+            connection = None if caller is None else await mediation.find_connection(tenant, caller)
+            request = replace(request, connection=connection, mediation=mediation, repeated=True, after=[])
             replies = await context.dispatcher.handle(request)
-        if caller is not None and not any(is_report(reply.type) for reply in replies):
+        if caller is not None and not any(reply.type.name in REPORT_NAMES for reply in replies):
             # A refused message may be sent again as it is.
             self._remember(opened.mark)
         await self._post.answer(request, replies)
@@ -328,10 +331,7 @@ class MessageReceiver:
             return message, error
 
     def _refusal(self, request: InboundRequest, connection: Connection | None) -> MediatorError | None:
-        if self._access is not None and (
-            self._access.denies([request.caller])
-            or (connection is not None and self._access.denies_connection(connection))
-        ):
+        if self._access is not None and self._access.denies(request.caller, connection):
             return DeniedError()
         if self._limiter is not None and connection is not None:
             wait = self._limiter.take(connection.no)
@@ -346,17 +346,13 @@ class MessageReceiver:
         if len(self._handled) > MAX_REMEMBERED:
             self._handled.popitem(last=False)
 
-    async def _find_connection(self, tenant: str, caller: str | None) -> Connection | None:
-        return None if caller is None else await self._context.mediation.find_connection(tenant, caller)
-
     async def _note(self, request: InboundRequest, connection: Connection) -> None:
-        mediation, type = self._context.mediation, request.message.type
-        mediation.uses.note(
-            connection.no,
+        type = request.message.type
+        await request.mediation.note_use(
+            connection,
             transport="ws" if request.channel.persistent else "http",
             client=request.channel.client,
             pickup=f"{type.major}.{type.minor}" if type.family in PICKUP else "",
         )
-        await mediation.note_use(connection)
         if connection.endpoint is not None:
             self._seen(connection)

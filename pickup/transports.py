@@ -89,11 +89,7 @@ class Transports:
 
     async def _post_directly(self, request: DirectRequest) -> DirectAnswer:
         """Accept one envelope of usual size and form."""
-
-        async def read(body: bytearray) -> None:
-            self._take(await request.read(), body)
-
-        return await self._accept(request.address, request.headers, lambda: request.connected, read)
+        return await self._accept(request.address, request.headers, lambda: request.connected, request.read)
 
     async def _post(self, request: web.Request) -> web.Response:
         """Accept one envelope."""
@@ -101,7 +97,7 @@ class Transports:
         def connected() -> bool:
             return request.transport is not None and not request.transport.is_closing()
 
-        answer = await self._accept(_peer(request), request.headers, connected, lambda body: self._read(request, body))
+        answer = await self._accept(_peer(request), request.headers, connected, lambda: self._read(request))
         return web.Response(status=answer.status, body=answer.body or None, content_type=answer.content_type or None)
 
     async def _accept(
@@ -109,27 +105,35 @@ class Transports:
         peer: Address | None,
         headers: MultiMapping[str],
         connected: Callable[[], bool],
-        read: Callable[[bytearray], Awaitable[None]],
+        read: Callable[[], Awaitable[bytes]],
     ) -> DirectAnswer:
         """Accept one envelope: 202, or 200 with the one reply that goes back on the same request (D9)."""
+        outcome, held = MediatorError.code, 0
         try:
             if self._gate is not None:
                 self._gate.admit(peer, headers)
             media_type = _media_type(headers)
-            exchange = await self._exchange(connected, read, client_family(headers.get(hdrs.USER_AGENT, "")))
+            exchange = _Exchange(connected, client_family(headers.get(hdrs.USER_AGENT, "")))
+            try:
+                body = await read()
+            except (ConnectionError, web.RequestPayloadError):
+                raise BadRequestError("body", "the connection ended before it was complete") from None
+            self._hold(len(body))
+            held = len(body)
+            await self._receiver.receive(body, exchange)
+            outcome = OK
         except MediatorError as error:
-            self._metrics.envelope(_NAME, error.code)
+            outcome = error.code
             raise
         except web.HTTPUnsupportedMediaType:
-            self._metrics.envelope(_NAME, "unsupported_media_type")
+            outcome = "unsupported_media_type"
             raise
         except asyncio.CancelledError:
-            self._metrics.envelope(_NAME, "timeout")
+            outcome = "timeout"
             raise
-        except Exception:
-            self._metrics.envelope(_NAME, MediatorError.code)
-            raise
-        self._metrics.envelope(_NAME, OK)
+        finally:
+            self._posted -= held
+            self._metrics.envelope(_NAME, outcome)
         if exchange.answer is None:
             return _ACCEPTED
         envelope, generation = exchange.answer
@@ -138,35 +142,27 @@ class Transports:
         )
         return DirectAnswer(200, envelope, answered)
 
-    async def _exchange(
-        self, connected: Callable[[], bool], read: Callable[[bytearray], Awaitable[None]], client: str
-    ) -> "_Exchange":
-        exchange = _Exchange(connected, client)
-        body = bytearray()
-        try:
-            try:
-                await read(body)
-            except (ConnectionError, web.RequestPayloadError):
-                raise BadRequestError("body", "the connection ended before it was complete") from None
-            await self._receiver.receive(bytes(body), exchange)
-        finally:
-            self._posted -= len(body)
-        return exchange
-
-    async def _read(self, request: web.Request, body: bytearray) -> None:
+    async def _read(self, request: web.Request) -> bytes:
         """Read a body within the bound of one envelope and the bound of all together."""
         if (request.content_length or 0) > self._max_message:
             raise MessageTooLargeError(request.content_length or 0, self._max_message)
-        async for chunk in request.content.iter_any():
-            self._take(chunk, body)
+        body = bytearray()
+        try:
+            async for chunk in request.content.iter_any():
+                if len(body) + len(chunk) > self._max_message:
+                    raise MessageTooLargeError(len(body) + len(chunk), self._max_message)
+                self._hold(len(chunk))
+                body += chunk
+        finally:
+            # Who handles it holds it anew.
+            self._posted -= len(body)
+        return bytes(body)
 
-    def _take(self, chunk: bytes, body: bytearray) -> None:
-        if len(body) + len(chunk) > self._max_message:
-            raise MessageTooLargeError(len(body) + len(chunk), self._max_message)
-        if self._posted + len(chunk) > MAX_POSTED:
+    def _hold(self, size: int) -> None:
+        """Count bytes of a body in memory; raises :class:`BusyError` above the bound of all together."""
+        if self._posted + size > MAX_POSTED:
             raise BusyError(f"{MAX_POSTED} bytes are being received already")
-        body += chunk
-        self._posted += len(chunk)
+        self._posted += size
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
         """Open a WebSocket, or show an invitation to a browser."""
@@ -225,16 +221,14 @@ class Transports:
 class _Exchange:
     """The channel of one POST: it carries one reply back, and cannot confirm that it was read."""
 
+    persistent = False
+
     def __init__(self, connected: Callable[[], bool], client: str) -> None:
         """``connected``: a reply could still be sent."""
         self.client = client
         self._connected = connected
         self.routes = ReturnRoutes()
         self.answer: tuple[bytes, Generation] | None = None
-
-    @property
-    def persistent(self) -> bool:
-        return False
 
     async def send(self, envelope: bytes, generation: Generation) -> bool:
         if self.answer is not None or not self._connected():

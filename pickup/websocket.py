@@ -147,6 +147,9 @@ class Receiver(Protocol):
 class WebSocketChannel:
     """The channel of one WebSocket, which can carry live mode."""
 
+    persistent = True
+    """It can carry live mode (D6)."""
+
     def __init__(
         self,
         ws: WebSocket,
@@ -182,11 +185,6 @@ class WebSocketChannel:
     def denied(self) -> bool:
         """Whether the operator denies the address of the peer."""
         return self._gate is not None and self._gate.denies(self._address)
-
-    @property
-    def persistent(self) -> bool:
-        """Whether it can carry live mode: yes (D6)."""
-        return True
 
     async def send(self, envelope: bytes, _generation: Generation) -> bool:
         """Send a frame; False when the peer is gone, or reads too slowly."""

@@ -147,7 +147,8 @@ class HttpConnection(web.RequestHandler):
         before = self._request_count
         super().data_received(data)
         if self._request_count > before:
-            self._stop_head_timer()
+            if self._head_timer is not None:
+                self._stop_head_timer()
             self._limiter.mark_used(self)
         elif self._head_timer is None and not self.is_handling and not self._upgraded:
             self._start_head_timer()
@@ -207,7 +208,7 @@ class ClientAddresses:
 
     def of(self, peer: Address | None, headers: MultiMapping[str]) -> Address | None:
         """Return the last address of the header that no trusted proxy has, or the peer of the connection."""
-        if peer is None or not self._trusts(peer):
+        if not self._trusted or peer is None or not self._trusts(peer):
             return peer
         hops = ",".join(headers.getall(self._header, ())).split(",")[-MAX_PROXIES:]
         for hop in reversed(hops):

@@ -31,22 +31,15 @@ _REASONS = {status.value: status.phrase for status in HTTPStatus}
 class DirectRequest:
     """A POST whose body may still be on its way."""
 
-    __slots__ = ("_connection", "_payload", "headers")
+    __slots__ = ("_connection", "address", "headers", "payload")
 
     def __init__(self, headers: CIMultiDictProxy[str], payload: StreamReader, connection: "DirectConnection") -> None:
         self.headers = headers
-        self._payload = payload
-        self._connection = connection
-
-    @property
-    def address(self) -> Address | None:
+        self.payload = payload
+        """The body, which :meth:`read` returns; at its end, all of it is here."""
+        self.address: Address | None = connection.address
         """The address of the connection's peer, which may be a proxy."""
-        return self._connection.address
-
-    @property
-    def received(self) -> bool:
-        """Whether the whole body is here."""
-        return self._payload.is_eof()
+        self._connection = connection
 
     @property
     def connected(self) -> bool:
@@ -56,12 +49,12 @@ class DirectRequest:
 
     async def read(self) -> bytes:
         """Return the body, of at most :data:`MAX_DIRECT` bytes; ConnectionError when the peer leaves before its end."""
-        return self._payload.read_nowait() if self._payload.is_eof() else await self._payload.read()
+        return self.payload.read_nowait() if self.payload.is_eof() else await self.payload.read()
 
     def abort_body(self) -> None:
         """Let :meth:`read` fail: nothing more comes."""
-        if not self._payload.is_eof():
-            self._payload.set_exception(ConnectionResetError("the connection was closed"))
+        if not self.payload.is_eof():
+            self.payload.set_exception(ConnectionResetError("the connection was closed"))
 
 
 class DirectAnswer(NamedTuple):
@@ -142,7 +135,7 @@ class DirectConnection(HttpConnection):
     @property
     def keeps_waiting(self) -> bool:
         """See :class:`HttpConnection`."""
-        return super().keeps_waiting if self._answering is None else not self._answering[1].received
+        return super().keeps_waiting if self._answering is None else not self._answering[1].payload.is_eof()
 
     def data_received(self, data: bytes) -> None:
         """Pass data on, and decide who answers the next request that is complete."""
@@ -192,7 +185,7 @@ class DirectConnection(HttpConnection):
             return
         self._messages.popleft()
         self._request_in_progress = True
-        self._extend_keepalive()
+        self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
         request = DirectRequest(message.headers, payload, self)
         task = self._loop.create_task(self._answer(handler, request, message.path))
         self._answering = task, request
@@ -220,48 +213,43 @@ class DirectConnection(HttpConnection):
         return None if uncommon else handler
 
     async def _answer(self, handler: Handler, request: DirectRequest, path: str) -> None:
-        started = time.perf_counter()
+        assert self._answering is not None, "until the end"
+        started, task = time.perf_counter(), self._answering[0]
         scope = RequestScope(request.headers)
         # This task is the request's own.
         request_context.scope.set(scope)
         try:
             answer = await handler(request)
         except asyncio.CancelledError:
-            if self._stop_clock_of_request():
+            if self._limit.end(task):
                 # The server stops.
-                self._finish(None)
+                self._finish(request, None)
                 raise
             answer = _as_direct_answer(answer_timeout(self._limit.seconds))
         except Exception as error:
             answer = _as_direct_answer(answer_error(error, hdrs.METH_POST, path, connected=request.connected))
-        self._stop_clock_of_request()
+        self._limit.end(task)
         if _log.isEnabledFor(logging.DEBUG):
             log_request(hdrs.METH_POST, path, answer.status, started)
         if answer.status >= 400 or REQUEST_ID_HEADER in request.headers:
             answer = answer._replace(headers={**answer.headers, REQUEST_ID_HEADER: scope.id})
-        self._finish(answer if request.connected else None, last=not request.received)
+        self._finish(request, answer)
 
-    def _stop_clock_of_request(self) -> bool:
-        return self._answering is not None and self._limit.end(self._answering[0])
-
-    def _finish(self, answer: DirectAnswer | None, *, last: bool = False) -> None:
-        """Send the response and turn to the next request; the ``last`` one of a connection closes it."""
+    def _finish(self, request: DirectRequest, answer: DirectAnswer | None) -> None:
+        """Send the response, unless the peer has left, and turn to the next request."""
         self._answering = None
         self._request_in_progress = False
-        if answer is not None:
-            assert self.transport is not None
+        if answer is not None and self.transport is not None and not self.transport.is_closing():
             self.transport.write(_encode(answer))
         if self._handler_waiter is not None:
             self._handler_waiter.set_result(None)
-        if last or self._close:
+        if self._close or not request.payload.is_eof():
+            # The rest of the body would be read as the next request.
             self.force_close()
         elif not self._force_close:
-            self._extend_keepalive()
+            self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
             if self._messages:
                 self._answer_next()
-
-    def _extend_keepalive(self) -> None:
-        self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
 
 
 def _as_direct_answer(response: web.Response) -> DirectAnswer:

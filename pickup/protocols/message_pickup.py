@@ -5,10 +5,12 @@ import uuid
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 
 import structlog
 
 from mediator.errors import EnvelopeError, LiveModeError
+from mediator.fields import MAX_TEXT
 from mediator.mailboxes.message import Message as Mail
 from pickup.dispatcher import REPORT, REPORT_NAMES, Dispatcher, InboundRequest, report_problem
 from pickup.envelope.reading import read_object
@@ -96,29 +98,28 @@ def register(dispatcher: Dispatcher) -> None:
 
 async def status_request(request: InboundRequest) -> Sequence[ReplyMessage]:
     """Reply with the status, for all keys or one (§status-request); it alone confirms no 1.0 batch (D7, D13)."""
-    connection, requested = holder(request), _recipient_field(request.message)
-    recipient = _recipient(requested)
+    connection = holder(request)
+    requested, recipient = _requested_recipient(request.message)
     waiting = await status(request, connection, recipient)
     return [_status_reply(request, waiting, requested)]
 
 
 async def delivery_request(request: InboundRequest) -> Sequence[ReplyMessage]:
     """Deliver the oldest messages (§delivery-request); they stay queued until acknowledged (D1, D2)."""
-    connection, requested, form = holder(request), _recipient_field(request.message), _form(request.message.type)
-    body = request.message.body
-    given = (name for name in form.limits if body.get(name) is not None)
-    limit, recipient = request.message.fields.count(next(given, form.limits[0])), _recipient(requested)
-
-    def deliver(leased: Collection[int]) -> Awaitable[list[Mail]]:
-        return request.mediation.deliver(connection, limit, BUDGET, recipient, leased)
-
-    mails = await hand_out(request, connection, deliver)
-    if not mails and not form.empty:
+    message, connection = request.message, holder(request)
+    version = VERSIONS[message.type.major]
+    requested, recipient = _requested_recipient(message)
+    given = (name for name in version.limits if message.body.get(name) is not None)
+    limit = message.fields.count(next(given, version.limits[0]))
+    mails = await hand_out(
+        request, connection, partial(request.mediation.deliver, connection, limit, BUDGET, recipient)
+    )
+    if not mails and not version.empty:
         return [_status_reply(request, await status(request, connection, recipient), requested)]
     request.context.metrics.delivered("request", len(mails))
-    body = {} if requested is None else {form.recipient: requested}
-    type, thread = request.message.type, request.message.thread
-    return [delivery(type, _mailbox_no(connection), mails, thid=thread, body=body)]
+    body = {} if requested is None else {version.recipient: requested}
+    assert connection.mailbox_no is not None, "checked by holder()"
+    return [delivery(message.type, connection.mailbox_no, mails, thid=message.thread, body=body)]
 
 
 async def messages_received(request: InboundRequest) -> Sequence[ReplyMessage]:
@@ -127,7 +128,8 @@ async def messages_received(request: InboundRequest) -> Sequence[ReplyMessage]:
     listed = request.message.fields.texts("message_id_list")
     ids = msg_ids(connection, listed)
 
-    async with request.context.sessions.leases(connection) as leases:
+    leases = request.context.sessions.leases(connection)
+    async with leases.lock:
         leased = leases.leased(request.mediation.clock())
         waiting = await request.mediation.acknowledge(connection, ids, leased)
         leases.release(ids)
@@ -171,7 +173,8 @@ def msg_ids(connection: Connection, listed: Sequence[str]) -> list[int]:
 async def status(request: InboundRequest, connection: Connection, recipient: str | None = None) -> QueueStatus:
     """Return the status, without mail that is leased to the holder's live session (D6)."""
     mediation = request.mediation
-    async with request.context.sessions.leases(connection) as leases:
+    leases = request.context.sessions.leases(connection)
+    async with leases.lock:
         return await mediation.get_status(connection, recipient, leases.leased(mediation.clock()))
 
 
@@ -182,10 +185,10 @@ async def hand_out(
 
     ``deliver`` gets the msg_ids that are leased already. A repeated envelope starts no lease and ends none.
     """
-    clock = request.mediation.clock
-    async with request.context.sessions.leases(connection) as leases:
+    leases, clock = request.context.sessions.leases(connection), request.mediation.clock
+    async with leases.lock:
         mails = await deliver(leases.leased(clock()))
-        if request.repeated:
+        if request.repeated or not mails:
             return mails
         leases.take(mails, clock())
 
@@ -200,7 +203,7 @@ async def hand_out(
 def _status_reply(
     request: InboundRequest, waiting: QueueStatus, requested: str | None, live: bool | None = None
 ) -> ReplyMessage:
-    form, context = _form(request.message.type), request.context
+    form, context = VERSIONS[request.message.type.major], request.context
     body: Json = {"message_count": waiting.count, "total_bytes": waiting.bytes}
     if requested is not None:
         body[form.recipient] = requested
@@ -231,21 +234,11 @@ def _not_live(message: DidcommMessage, error: LiveModeError) -> ReplyMessage:
             return report_problem(message, error)
 
 
-def _form(type: MessageType) -> PickupVersion:
-    return VERSIONS[type.major]
-
-
-def _recipient_field(message: DidcommMessage) -> str | None:
-    return message.fields.optional_text(_form(message.type).recipient)
-
-
-def _recipient(requested: str | None) -> str | None:
-    return None if requested is None else canonical(requested) or NOBODY
-
-
-def _mailbox_no(connection: Connection) -> int:
-    assert connection.mailbox_no is not None, "checked by holder()"
-    return connection.mailbox_no
+def _requested_recipient(message: DidcommMessage) -> tuple[str | None, str | None]:
+    """Return the recipient whose mail is asked for, as written and canonical; None: all mail."""
+    field = VERSIONS[message.type.major].recipient
+    requested = message.fields.optional_texts({field: MAX_TEXT})[field]
+    return requested, None if requested is None else canonical(requested) or NOBODY
 
 
 async def status_request_1(request: InboundRequest) -> Sequence[ReplyMessage]:

@@ -41,7 +41,8 @@ def register(dispatcher: Dispatcher) -> None:
 
 async def handle(request: InboundRequest) -> Sequence[ReplyMessage]:
     """Queue a forward; no reply, even with ``please_ack`` or a return route, since both would identify its sender."""
-    if request.context.identities.find(request.me) is None:
+    # Of v2, no other keys of ours open an envelope; of v1, those of invitations do.
+    if request.message.generation is Generation.V1 and request.context.identities.find(request.me) is None:
         raise EnvelopeError("expected a forward to be sealed for the routing key")
     await forward(request.context, request.tenant, request.message)
     return ()
@@ -58,7 +59,8 @@ async def forward(context: DidcommContext, tenant: str, message: DidcommMessage)
         raise UnsupportedMessageError(str(message.type))
     named, envelopes = _read(context, message)
     payloads = [payload for payload, _ in envelopes]
-    _check_copies(len(named), payloads)
+    if len(named) > 1:
+        _check_copies(len(named), payloads)
     # What is neither key nor DID is a recipient that nobody knows.
     recipients = [key for text in named if (key := canonical(text)) is not None] or [""]
     request = Forward(
@@ -66,7 +68,7 @@ async def forward(context: DidcommContext, tenant: str, message: DidcommMessage)
         keys=recipients,
         payloads=payloads,
         # Senders may name a recipient otherwise than it registered itself, but they sealed for a key of its.
-        inside=[[key for text in inside[:MAX_INSIDE] if (key := canonical(text))] for _, inside in envelopes],
+        inside=[inside[:MAX_INSIDE] for _, inside in envelopes],
         expire_at=parse_expiry(message, context.mediation.clock()),
         delay=parse_delay(message, context.mediation.rules.keep),
         headers=context.mediation.broker.trace.headers(),
@@ -78,7 +80,7 @@ async def forward(context: DidcommContext, tenant: str, message: DidcommMessage)
 
 
 def _read(context: DidcommContext, message: DidcommMessage) -> tuple[list[str], list[tuple[bytes, list[str]]]]:
-    """Return the recipients as written, and the payloads, each with the recipients that its envelope names."""
+    """Return the recipients as written, and the payloads, each with the canonical recipients of its envelope."""
     if message.generation is Generation.V1:
         return parse_recipients(message.body.get("to"), "to"), [_envelope(context, message.body.get("msg"), "msg")]
     named = parse_recipients(message.body.get("next"), "next")
@@ -89,10 +91,10 @@ def _read(context: DidcommContext, message: DidcommMessage) -> tuple[list[str], 
 
 
 def _check_copies(recipients: int, payloads: Sequence[bytes]) -> None:
-    """Bound what one forward makes, before any recipient is looked up (D9)."""
+    """Bound what one forward for several recipients makes, before any of them is looked up (D9)."""
     if recipients * len(payloads) > MAX_COPIES:
         raise BadRequestError("attachments", f"expected at most {MAX_COPIES} times a recipient")
-    if recipients > 1 and recipients * sum(map(len, payloads)) > MAX_COPIED:
+    if recipients * sum(map(len, payloads)) > MAX_COPIED:
         raise BadRequestError("attachments", f"expected at most {MAX_COPIED} bytes for all recipients")
 
 
@@ -109,7 +111,7 @@ def parse_recipients(value: object, where: str) -> list[str]:
 
 
 def _envelope(context: DidcommContext, value: Any, where: str) -> tuple[bytes, list[str]]:
-    """Return the bytes to queue, and for whom they are sealed.
+    """Return the bytes to queue, and the canonical names of those for whom they are sealed.
 
     A JSON object is written compactly, other payloads stay as they are.
     """
@@ -124,9 +126,10 @@ def _envelope(context: DidcommContext, value: Any, where: str) -> tuple[bytes, l
             recipients = recipients_in(read_object(payload))
     if recipients is None or not isinstance(payload, bytes):
         raise BadRequestError(where, "expected a DIDComm encrypted envelope")
-    if any(context.identities.find(kid) is not None for kid in recipients):
+    names = [name for kid in recipients if (name := canonical(kid)) is not None]
+    if any(map(context.identities.owns, names)):
         raise BadRequestError(where, "the envelope is sealed for this mediator itself")
-    return payload, recipients
+    return payload, names
 
 
 def parse_expiry(message: DidcommMessage, now: int) -> int | None:

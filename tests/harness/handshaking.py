@@ -62,6 +62,7 @@ class Setup:
             connection=connection,
             channel=None,
             mark=b"",
+            mediation=self.context.mediation,
         )
 
     async def connection(self, caller: str, tenant: str = "default") -> Connection | None:

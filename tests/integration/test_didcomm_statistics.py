@@ -9,7 +9,7 @@ from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.events import Event, EventType
 from pickup import connection_use
 from pickup.connection_use import ConnectionUses, client_family
-from pickup.rules.records import Generation
+from pickup.rules.records import ConnectionUse, Generation
 from tests.harness.didcomm_service import note
 from tests.harness.live import Live
 from tests.harness.stores import ram_store
@@ -66,7 +66,7 @@ async def test_counts_that_wait_are_bounded(monkeypatch):
     uses.count(Event(EventType.STORED, 0, "default", number, size=5) for number in range(1, 5))
     uses.count([Event(EventType.STORED, 0, "default", 1, size=5)])
     for number in range(1, 5):
-        uses.note(number, transport="http", client="", pickup="")
+        uses.note(ConnectionUse(number, 1, transport="http"))
     kept = [uses.unwritten(number, number) for number in range(1, 5)]
     assert [use.traffic.queued for use in kept] == [2, 1, 0, 0]
     assert [use.transport for use in kept] == ["http", "http", "", ""]
