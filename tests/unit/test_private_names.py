@@ -66,7 +66,12 @@ CLASSES = (
         NATS,
     ),
     Leaning("mediator.nats.tls.TlsClient", "nats-py", {"_current_server", "_process_info"}, NATS),
-    Leaning("mediator.tls_client.TlsClient", "nats-py", {"_connect_to_server", "_transport"}, NATS),
+    Leaning(
+        "mediator.tls_client.TlsClient",
+        "nats-py",
+        {"_close", "_connect_to_server", "_reconnection_task", "_transport"},
+        NATS,
+    ),
     Leaning("mediator.tls_client._Transport", "nats-py", {"_io_writer"}, NATS),
     Leaning(
         "pickup.envelope.v2._Crypto",
