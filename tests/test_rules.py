@@ -6,6 +6,7 @@ Tests name rules with the marker ``rule``. The files are read, not run, so this 
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 TESTS = Path(__file__).parent
@@ -25,7 +26,12 @@ def stated() -> list[str]:
 def named(text: str, where: str) -> Iterator[Use]:
     """Return what the markers in a file name; a marker that is not plain strings counts as naming what it shows."""
     for node in ast.walk(ast.parse(text, where)):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("pytest.mark.rule", "mark.rule"):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "rule"
+            and ast.unparse(node.func.value) in ("pytest.mark", "mark")
+        ):
             place = f"{where}:{node.lineno}"
             if not node.args:
                 yield "nothing", place
@@ -34,10 +40,13 @@ def named(text: str, where: str) -> Iterator[Use]:
                 yield (argument.value if plain else ast.unparse(argument)), place
 
 
+@cache
 def all_named() -> list[Use]:
     """Return what the markers of all test files name."""
-    files = sorted(path for path in TESTS.rglob("*.py") if path != Path(__file__))
-    return [use for path in files for use in named(path.read_text(encoding="utf-8"), str(path.relative_to(TESTS)))]
+    texts = {path: path.read_text(encoding="utf-8") for path in sorted(TESTS.rglob("*.py")) if path != Path(__file__)}
+    return [
+        use for path, text in texts.items() if "mark.rule" in text for use in named(text, str(path.relative_to(TESTS)))
+    ]
 
 
 def test_the_page_numbers_its_rules_without_a_gap():

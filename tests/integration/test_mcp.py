@@ -220,25 +220,21 @@ async def test_null_is_absent_in_every_optional_argument(url: str) -> None:
         assert "priority" in await tools.refused("send", address="null.box", payload="", priority=[])
 
 
-@pytest.mark.parametrize(
-    ("line", "answered"),
-    [
-        (r'{"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {"name": "a\ud800b"}}', (7, -32700)),
-        (r'{"jsonrpc": "2.0", "id": "x\ud800", "method": "ping"}', (None, -32700)),
-        ('{"jsonrpc": "2.0", "id": 8, "method": []}', (8, -32600)),
-        ("no JSON", (None, -32700)),
-    ],
-    ids=["lone surrogate", "in the id", "no method", "no JSON"],
-)
-async def test_an_unreadable_line_is_answered(line: str, answered: tuple[object, int]) -> None:
+async def test_an_unreadable_line_is_answered() -> None:
     process = await asyncio.create_subprocess_exec(
         *PROGRAM, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
     assert process.stdin
     assert process.stdout
-    process.stdin.write(f"{line}\n".encode())
-    answer = json.loads(await asyncio.wait_for(process.stdout.readline(), PATIENCE))
-    assert (answer["id"], answer["error"]["code"]) == answered
+    for line, answered in (
+        (r'{"jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": {"name": "a\ud800b"}}', (7, -32700)),
+        (r'{"jsonrpc": "2.0", "id": "x\ud800", "method": "ping"}', (None, -32700)),
+        ('{"jsonrpc": "2.0", "id": 8, "method": []}', (8, -32600)),
+        ("no JSON", (None, -32700)),
+    ):
+        process.stdin.write(f"{line}\n".encode())
+        answer = json.loads(await asyncio.wait_for(process.stdout.readline(), PATIENCE))
+        assert (answer["id"], answer["error"]["code"]) == answered, line
     process.stdin.close()
     assert await asyncio.wait_for(process.wait(), PATIENCE) == 0
 
