@@ -72,7 +72,7 @@ class BroadcastChannel(Publisher):
         self._started.add(subscription)
         self.resume(subscription)
 
-    def confirmed(self, subscription: Subscription, items: list[Item]) -> None:
+    def on_confirmed(self, subscription: Subscription, items: list[Item]) -> None:
         """Push more."""
         self.resume(subscription)
 
@@ -118,7 +118,7 @@ class BroadcastChannel(Publisher):
         """Give a broadcast to all, or to the member of the queue group whose turn it is."""
         for subscription in [self._next()] if self.queue else list(self.listeners):
             if subscription is None or not self._hub.enqueue(subscription, message):
-                self._hub.lost()
+                self._hub.on_lost()
             else:
                 self.resume(subscription)
 
@@ -134,9 +134,9 @@ class BroadcastChannel(Publisher):
 class BroadcastHub:
     """All subscriptions to broadcasts at this instance, and what waits for them."""
 
-    def __init__(self, connection: NatsConnection, lost: Callable[[], None]) -> None:
-        """``lost`` is called for each broadcast that a subscription, or a queue, does not get."""
-        self.lost = lost
+    def __init__(self, connection: NatsConnection, on_lost: Callable[[], None]) -> None:
+        """``on_lost`` is called for each broadcast that a subscription, or a queue, does not get."""
+        self.on_lost = on_lost
         self._connection = connection
         self._channels: dict[tuple[str, str], BroadcastChannel] = {}
         self._ready: dict[Subscription, None] = {}

@@ -174,7 +174,7 @@ class LiveFeed(Publisher):
         if subscription.catching_up is None and not subscription.closed:
             subscription.catching_up = run_in_background(self._catch_up(subscription), "push-catch-up")
 
-    def confirmed(self, subscription: Subscription, items: list[Item]) -> None:
+    def on_confirmed(self, subscription: Subscription, items: list[Item]) -> None:
         """Note how far the mailbox's mail was confirmed, and push more."""
         if items:
             self._read_marks.add(self._mailbox_id, items)

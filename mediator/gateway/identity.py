@@ -66,24 +66,24 @@ class ClientIdentities:
         """Whether answers can come."""
         return self._connection.connected
 
-    def make_question(self) -> tuple[str, bytes]:
+    def make_identity_request(self) -> tuple[str, bytes]:
         """Return a new token, and the body of the question, which the client's connection must publish."""
         token = _new_secret()
         return token, orjson.dumps({"gateway": self._name, "token": token})
 
-    def expect(self, token: str, answered: Callable[[ClientIdentity | None], None]) -> None:
-        """Have ``answered`` called with the answer to a question, or None if none comes in time."""
-        self._asked[token] = answered, self._clock()
+    def expect(self, token: str, on_answer: Callable[[ClientIdentity | None], None]) -> None:
+        """Have ``on_answer`` called with the answer to a question, or None if none comes in time."""
+        self._asked[token] = on_answer, self._clock()
 
     def expire(self) -> None:
         """Give up the questions that were not answered in time."""
         last = self._clock() - ANSWER_SECONDS
         while self._asked:
-            token, (answered, at) = next(iter(self._asked.items()))
+            token, (on_answer, at) = next(iter(self._asked.items()))
             if at > last:
                 return
             del self._asked[token]
-            answered(None)
+            on_answer(None)
 
     def _receive(self, message: Request) -> None:
         answer = orjson.loads(message.data)

@@ -98,11 +98,11 @@ class GatewayProtocol(PushSession):
     """Whether the client expects one INFO only."""
 
     # The short way.
-    _plain = False
+    _may_go_short = False
     """Whether the client and its options allow the short way."""
     _prefix = ""
     """What nats-server puts before the subjects of requests."""
-    _overtakes = True
+    _slow_requests_pending = True
     """Whether a request may be under way through nats-server, which the next one would overtake."""
     _asking = ""
     """The token of the question whose answer opens the short way; nothing more is read until it comes."""
@@ -139,7 +139,7 @@ class GatewayProtocol(PushSession):
     def hang_up(self) -> None:
         """Send the server what the client wrote last, if that still waits; the client has gone."""
         if self.waiting:
-            self._plain = False
+            self._may_go_short = False
             with suppress(ProtocolViolationError):
                 self.receive_from_client(b"")
 
@@ -157,7 +157,7 @@ class GatewayProtocol(PushSession):
         """
         if identity is None:
             if token == self._asking:
-                self._asking, self._plain = "", False
+                self._asking, self._may_go_short = "", False
                 self._resume()
             elif self.tenant is None and not self.closed:
                 self._insert_command(self._ask()[1])
@@ -175,7 +175,7 @@ class GatewayProtocol(PushSession):
             name = identity.connection or self._client.connection
             self._client = self._client._replace(login=identity.user, connection=name)
             self._prefix = "" if identity.account is None else f"mq9.{identity.account}."
-            self._overtakes = False
+            self._slow_requests_pending = False
             if not self.closed:
                 self.events.append(ShortWayOpened(name))
             self._resume()
@@ -292,7 +292,7 @@ class GatewayProtocol(PushSession):
             options = {}
         # For nats-server, verbose is the default, and so is pedantic: it has +OK and refusals of its own for them.
         self._verbose = options.get("verbose", True) is not False
-        self._plain = not self._verbose and options.get("pedantic", True) is False
+        self._may_go_short = not self._verbose and options.get("pedantic", True) is False
         self.headers = options.get("headers") is True
         name = options.get("name")
         self.name = name if isinstance(name, str) else ""
@@ -342,7 +342,7 @@ class GatewayProtocol(PushSession):
                 if not allowed:
                     self._down.insert(frames.encode_error(subjects.violation(text)))
                     return b""
-                self._plain = self._inboxes.add(sid, subject, queue) and self._plain
+                self._may_go_short = self._inboxes.add(sid, subject, queue) and self._may_go_short
             return self._command(frame)
         if len(self._by_sid) >= self._context.address.max_subscriptions:
             self._down.insert(frames.encode_error(subjects.violation(text, _TOO_MANY)))
@@ -406,7 +406,7 @@ class GatewayProtocol(PushSession):
                 return self._refuse_publish(subject)
         elif subject.startswith(_API):
             # No later request may overtake it.
-            self._overtakes = True
+            self._slow_requests_pending = True
         return True
 
     def _refuse_publish(self, subject: bytes) -> bool:
@@ -426,13 +426,15 @@ class GatewayProtocol(PushSession):
         if after > len(data) and not self._may_wait(after - at):
             # nats-server reads it piece by piece.
             return 0
-        if not (self._plain and self._context.short_way and length <= MAX_SHORT_WAY and length <= self._max_payload):
+        if not (
+            self._may_go_short and self._context.short_way and length <= MAX_SHORT_WAY and length <= self._max_payload
+        ):
             return 0
         reply = asked[3] or b""
         route = self._find_route(reply) if reply else None
         if (reply and route is None) or (head is not None and not self.headers):
             return 0
-        if self._overtakes:
+        if self._slow_requests_pending:
             # Once those before it have arrived.
             self.waiting = True
             if not self._asking:
@@ -528,7 +530,7 @@ class GatewayProtocol(PushSession):
         own = self._answers_own_command()
         if text == _IDENTIFY_VIOLATION:
             # Who may not ask is not served.
-            self._plain = False
+            self._may_go_short = False
             left = list(self._by_sid.values())
             return b"".join([self._refused(each, subjects.violation(each.text)) for each in left])
         if text.startswith(_PROBE_VIOLATION):
@@ -546,7 +548,7 @@ class GatewayProtocol(PushSession):
 
     def _ask(self) -> tuple[str, bytes]:
         """Return the token of a question about the client, and the frame that asks it."""
-        token, body = self._context.make_question()
+        token, body = self._context.make_identity_request()
         self.events.append(IdentityRequested(token))
         return token, frames.encode_publish(_IDENTIFY, body)
 

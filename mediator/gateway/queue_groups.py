@@ -39,19 +39,19 @@ class QueueGroup(Publisher):
     def __init__(
         self,
         broker: Broker,
-        place: MailboxKey,
+        key: MailboxKey,
         mailbox_id: int,
         name: str,
-        ended: Callable[[], object],
-        concerns: Callable[[Message], bool],
+        on_end: Callable[[], object],
+        is_for_group: Callable[[Message], bool],
     ) -> None:
-        """``concerns``: whether a message is for the group at all; other messages are settled at once."""
+        """``is_for_group``: whether a message is for the group at all; other messages are settled at once."""
         self._broker = broker
-        self._place = place
+        self._key = key
         self._mailbox_id = mailbox_id
         self._name = name
-        self._ended = ended
-        self._concerns = concerns
+        self._on_end = on_end
+        self._is_for_group = is_for_group
         self._members: deque[Subscription] = deque()
         """In turn: the first gets the next message that it subscribes to and has room for."""
         self._confirmed: list[Item] = []
@@ -74,7 +74,7 @@ class QueueGroup(Publisher):
         if self._task is None:
             self._task = run_in_background(self._run(), "push-queue")
 
-    def confirmed(self, subscription: Subscription, items: list[Item]) -> None:
+    def on_confirmed(self, subscription: Subscription, items: list[Item]) -> None:
         """Settle what a member confirmed."""
         now = subscription.moved_at = time.monotonic()
         recent = subscription.recent
@@ -100,7 +100,7 @@ class QueueGroup(Publisher):
             self.wake_up()
         elif self._task is None:
             # It was never started, and there is no other member.
-            self._ended()
+            self._on_end()
 
     def wake_up(self) -> None:
         """Look again: somebody has room, or something is to be stored."""
@@ -118,7 +118,7 @@ class QueueGroup(Publisher):
 
     async def _run(self) -> None:
         try:
-            with self._broker.watching(self._place) as woken:
+            with self._broker.watching(self._key) as woken:
                 # Events of this instance wake the loop in the same way.
                 self._woken = woken
                 woken.set()
@@ -132,7 +132,7 @@ class QueueGroup(Publisher):
                             continue
         finally:
             self._task = None
-            self._ended()
+            self._on_end()
 
     async def _turns(self) -> float:
         """Give out what there is; return the seconds after which to look again without being woken."""
@@ -156,7 +156,7 @@ class QueueGroup(Publisher):
         self._confirmed, self._returned, self._again = [], [], []
         try:
             return await self._broker.write(
-                lambda tx, now: pushing.turn(tx, self._broker.bounds, request, now), self._place, when_full=True
+                lambda tx, now: pushing.turn(tx, self._broker.bounds, request, now), self._key, when_full=True
             )
         except NoSuchMailboxError:
             # The mailbox is gone; its subscriptions stay, and stay silent.
@@ -182,7 +182,7 @@ class QueueGroup(Publisher):
             moving = (member for member in self._members if now - member.moved_at < STUCK_SECONDS)
             waiting = [msg_id for member in moving for _, msg_id in member.window.waiting]
         return Turn(
-            self._place,
+            self._key,
             self._mailbox_id,
             self._name,
             self._confirmed,
@@ -199,7 +199,7 @@ class QueueGroup(Publisher):
         given: dict[Subscription, list[int]] = {}
         blocked: set[Lane] = set()
         for place, message in enumerate(messages):
-            if not self._concerns(message):
+            if not self._is_for_group(message):
                 self._confirmed.append((message.lane, message.msg_id))
                 continue
             member = None if message.lane in blocked else self._next(message)

@@ -80,11 +80,11 @@ class Upstream:
     tls: TlsFiles | None = None
 
 
-class _Side(asyncio.Protocol):
+class _Socket(asyncio.Protocol):
     """One socket; while its write buffer is full, reading from the other stops."""
 
     transport: asyncio.Transport | None = None
-    other: "_Side | None" = None
+    peer: "_Socket | None" = None
     _full = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -95,20 +95,20 @@ class _Side(asyncio.Protocol):
     def pause_writing(self) -> None:
         """Stop reading from the other side."""
         self._full = True
-        if self.other is not None:
-            self.other.read(False)
+        if self.peer is not None:
+            self.peer.read(False)
 
     def resume_writing(self) -> None:
         """Continue reading from the other side."""
         self._full = False
-        if self.other is not None:
-            self.other.read(True)
+        if self.peer is not None:
+            self.peer.read(True)
 
     def read(self, on: bool) -> None:
         """Start or stop reading; it stays stopped while the other side is full."""
         if self.transport is None or self.transport.is_closing():
             return
-        if on and not (self.other is not None and self.other._full):
+        if on and not (self.peer is not None and self.peer._full):
             self.transport.resume_reading()
         else:
             self.transport.pause_reading()
@@ -118,18 +118,18 @@ class _Side(asyncio.Protocol):
         if self.transport is not None and not self.transport.is_closing():
             self.transport.write(data)
 
-    def end(self) -> None:
+    def close_soon(self) -> None:
         """Close when everything is written, or after :data:`CLOSE_SECONDS`."""
         if self.transport is not None and not self.transport.is_closing():
             self.transport.close()
             asyncio.get_running_loop().call_later(CLOSE_SECONDS, self.transport.abort)
 
 
-class UpstreamConnection(_Side):
+class UpstreamConnection(_Socket):
     """The socket to nats-server."""
 
     def __init__(self, client: "ClientConnection") -> None:
-        self.other = client
+        self.peer = client
         self._client = client
         self._greeting = b""
         self.greeted: asyncio.Future[bytes] | None = asyncio.get_running_loop().create_future()
@@ -149,44 +149,44 @@ class UpstreamConnection(_Side):
         """Close the client's connection: it will connect again."""
         if self.greeted is not None and not self.greeted.done():
             self.greeted.set_exception(ConnectionResetError("nats-server closed the connection"))
-        self._client.over()
+        self._client.close_both()
 
 
-class ClientConnection(_Side):
+class ClientConnection(_Socket):
     """A client's socket, and the protocol between the two sockets."""
 
     def __init__(self, gateway: "Gateway") -> None:
         self._gateway = gateway
-        self._freezes = gateway.freezes()
+        self._freezes_at_connect = gateway.freezes()
         """How often the process had been frozen when the client connected."""
         self._protocol: GatewayProtocol | None = None
         self._membership = TenantMembership(gateway.gate)
         self._name = ""
         """The name under which the service knows the connection; empty: it does not."""
         self._server: UpstreamConnection | None = None
-        self._late: asyncio.TimerHandle | None = None
+        self._hello_timer: asyncio.TimerHandle | None = None
         self._opening: asyncio.Task[None] | None = None
-        self._early = b""
+        self._before_info = b""
         """What the client sent before its INFO."""
         self.unread = 0
         """Bytes of answers that are counted at the gateway: they wait for this client to read."""
         self._writes_soon = False
-        self._flooded: asyncio.TimerHandle | None = None
+        self._flood_timer: asyncio.TimerHandle | None = None
         """Set while more waits than :data:`UNREAD_BYTES`: nothing more is read from the client."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Connect to a server; what the client sends meanwhile waits."""
         super().connection_made(transport)
         if not self._gateway.admit(self):
-            self.fail("maximum connections exceeded")
+            self.close_with_error("maximum connections exceeded")
             return
         loop = asyncio.get_running_loop()
-        self._late = loop.call_later(HELLO_SECONDS, self.fail, "Authentication Timeout")
+        self._hello_timer = loop.call_later(HELLO_SECONDS, self.close_with_error, "Authentication Timeout")
         self._opening = loop.create_task(self._open(), name="gateway-opening")
 
     def data_received(self, data: bytes) -> None:
         """Pass on what the client sent."""
-        if self._gateway.freezes() != self._freezes:
+        if self._gateway.freezes() != self._freezes_at_connect:
             self.abort_frozen()
             return
         protocol = self._protocol
@@ -194,31 +194,31 @@ class ClientConnection(_Side):
             if self._opening is not None:
                 # uvloop starts reading after connection_made, even if that paused it, so it is paused here.
                 self.read(False)
-                self._early += data
+                self._before_info += data
                 self._gateway.context.unfinished.total += len(data)
                 if not self._gateway.context.unfinished.has_room(0):
-                    self.fail("Authorization Timeout")
+                    self.close_with_error("Authorization Timeout")
             return
         try:
             protocol.receive_from_client(data)
         except ProtocolViolationError as error:
             self._write_out()
-            self.fail(str(error))
+            self.close_with_error(str(error))
             return
         self._write_out()
         if protocol.waiting:
             self.read(False)
-        if self._late is not None and protocol.connected:
-            self._late.cancel()
-            self._late = None
+        if self._hello_timer is not None and protocol.connected:
+            self._hello_timer.cancel()
+            self._hello_timer = None
 
     def connection_lost(self, error: Exception | None) -> None:
         """Close the server's connection, once everything is written to it."""
         if self._protocol is not None:
             self._protocol.hang_up()
             self._write_out()
-        self.over()
-        # Last of all: what over() writes is counted once more.
+        self.close_both()
+        # Last of all: what close_both() writes is counted once more.
         self._count_unread(0)
 
     def pause_writing(self) -> None:
@@ -237,7 +237,7 @@ class ClientConnection(_Side):
 
     def read(self, on: bool) -> None:
         """Start or stop reading; it stays stopped while too much waits for the client to read."""
-        super().read(on and self._flooded is None)
+        super().read(on and self._flood_timer is None)
 
     def from_server(self, data: bytes) -> None:
         """Pass on what the server sent."""
@@ -247,7 +247,7 @@ class ClientConnection(_Side):
             self._protocol.receive_from_server(data)
         except ProtocolViolationError as error:
             log.warning("invalid data from nats-server", error=str(error))
-            self.over()
+            self.close_both()
             return
         self._write_out()
         if self._membership.problem:
@@ -261,19 +261,19 @@ class ClientConnection(_Side):
 
     def _refuse_tenant(self) -> None:
         if self._protocol is not None:
-            self.fail(self._membership.problem)
+            self.close_with_error(self._membership.problem)
 
-    def fail(self, text: str) -> None:
+    def close_with_error(self, text: str) -> None:
         """Send the client an error, and close."""
         self.write(f"-ERR '{text}'\r\n".encode())
-        self.over()
+        self.close_both()
 
-    def over(self) -> None:
+    def close_both(self) -> None:
         """Close both sides, once everything is written."""
-        for timer in (self._late, self._flooded):
+        for timer in (self._hello_timer, self._flood_timer):
             if timer is not None:
                 timer.cancel()
-        self._late = None
+        self._hello_timer = None
         if self._protocol is not None:
             # Answers that came just now are still to be written.
             self._write_out()
@@ -288,14 +288,14 @@ class ClientConnection(_Side):
         if self._opening is not None and self._opening is not asyncio.current_task():
             self._opening.cancel()
         if self._server is not None:
-            self._server.end()
-            self._server = self.other = None
-        self.end()
-        self._forget_early()
+            self._server.close_soon()
+            self._server = self.peer = None
+        self.close_soon()
+        self._take_before_info()
         self._gateway.clients.discard(self)
 
-    def _forget_early(self) -> bytes:
-        early, self._early = self._early, b""
+    def _take_before_info(self) -> bytes:
+        early, self._before_info = self._before_info, b""
         self._gateway.context.unfinished.total -= len(early)
         return early
 
@@ -332,12 +332,12 @@ class ClientConnection(_Side):
 
     def _end_flood(self) -> None:
         if self._write_out() > UNREAD_BYTES:
-            self.drop()
+            self.abort_slow_reader()
         else:
-            self._flooded = None
+            self._flood_timer = None
             self.read(True)
 
-    def drop(self) -> None:
+    def abort_slow_reader(self) -> None:
         """Abort the connection of a client that leaves too much unread."""
         if self.transport is not None:
             log.info("client writes but does not read, connection aborted")
@@ -349,7 +349,7 @@ class ClientConnection(_Side):
 
         Its requests that wait in the sockets may be old; it connects again.
         """
-        if self._gateway.freezes() == self._freezes:
+        if self._gateway.freezes() == self._freezes_at_connect:
             return
         for side in (self._server, self):
             if side is not None and side.transport is not None:
@@ -378,15 +378,15 @@ class ClientConnection(_Side):
         if protocol.unread_answers != self.unread:
             self._count_unread(protocol.unread_answers)
         waiting = size + held
-        if waiting > UNREAD_BYTES and self._flooded is None:
-            self._flooded = asyncio.get_running_loop().call_later(UNREAD_SECONDS, self._end_flood)
+        if waiting > UNREAD_BYTES and self._flood_timer is None:
+            self._flood_timer = asyncio.get_running_loop().call_later(UNREAD_SECONDS, self._end_flood)
             self.read(False)
         return waiting
 
     def _count_unread(self, size: int) -> None:
         if change := size - self.unread:
             self.unread = size
-            self._gateway.hold(change)
+            self._gateway.count_unread(change)
 
     def _wake(self) -> None:
         """Write soon what was added: answers and pushes come many together."""
@@ -403,7 +403,7 @@ class ClientConnection(_Side):
     async def _open(self) -> None:
         try:
             upstream, server = await self._connect()
-            self._server = self.other = server
+            self._server = self.peer = server
             assert server.greeted is not None
             assert server.transport is not None
             async with asyncio.timeout(CONNECT_SECONDS):
@@ -416,7 +416,7 @@ class ClientConnection(_Side):
             self.read(True)
         except (OSError, TimeoutError) as error:
             log.debug("client not connected to nats-server", reason=str(error) or type(error).__name__)
-            self.over()
+            self.close_both()
         finally:
             self._opening = None
 
@@ -440,12 +440,12 @@ class ClientConnection(_Side):
         peer = self.transport.get_extra_info("peername")
         self._protocol = GatewayProtocol(self._gateway.context, peer[0] if peer else "", self._wake)
         self.from_server(greeting)
-        early = self._forget_early()
+        early = self._take_before_info()
         if self._gateway.tls is not None:
             self.read(False)
             # Nothing that came in the clear may be taken for the client's.
             if early or not await _begins_tls(self.transport):
-                self.fail("Secure Connection - TLS Required")
+                self.close_with_error("Secure Connection - TLS Required")
                 return
             self.transport = await _encrypted(self, self._gateway.tls.current(), None)
         elif early:
@@ -470,7 +470,7 @@ async def _begins_tls(transport: asyncio.Transport) -> bool:
         return False
 
 
-async def _encrypted(side: _Side, context: ssl.SSLContext, host: str | None) -> asyncio.Transport:
+async def _encrypted(side: _Socket, context: ssl.SSLContext, host: str | None) -> asyncio.Transport:
     """Start TLS on a socket, as the server if ``host`` is None; raises OSError or TimeoutError."""
     assert side.transport is not None
     transport = await asyncio.get_running_loop().start_tls(
@@ -532,7 +532,7 @@ class Gateway:
         self._watcher: asyncio.Task[None] | None = None
         self.context = GatewayContext(
             self._address(listen.port),
-            identities.make_question,
+            identities.make_identity_request,
             InboxClaims(asyncio.get_running_loop().call_later),
             None if gate is None else gate.directory.alias,
         )
@@ -579,7 +579,7 @@ class Gateway:
         if self._watcher is not None:
             self._watcher.cancel()
         for client in list(self.clients):
-            client.over()
+            client.close_both()
         self._server = None
 
     @contextmanager
@@ -627,7 +627,7 @@ class Gateway:
         self.clients.add(client)
         return True
 
-    def hold(self, size: int) -> None:
+    def count_unread(self, size: int) -> None:
         """Count bytes of answers in, or out if negative, that wait for a client to read."""
         self._unread += size
         if self.door is not None:
@@ -635,7 +635,7 @@ class Gateway:
         if size > 0 and self._unread > ALL_UNREAD_BYTES:
             slowest = max(self.clients, key=lambda client: client.unread, default=None)
             if slowest is not None and slowest.unread > LEAST_UNREAD_BYTES:
-                slowest.drop()
+                slowest.abort_slow_reader()
 
     def upstreams(self) -> list[Upstream]:
         """Return the servers, beginning with another one each time."""

@@ -99,7 +99,7 @@ class GatewayContext:
     """What all connections of a gateway share."""
 
     address: PublicAddress
-    make_question: Callable[[], tuple[str, bytes]]
+    make_identity_request: Callable[[], tuple[str, bytes]]
     """Returns a new token, and the body of the question who a client is."""
     claims: InboxClaims
     find_alias: Callable[[str, str], str | None] | None = None
@@ -162,10 +162,10 @@ class PushSession(ConnectionStreams):
         if subscription.closed:
             subscription.close("broken")
             return
-        self.answered(subscription)
+        self.release_pongs(subscription)
         subscription.start()
 
-    def answered(self, subscription: Subscription) -> None:
+    def release_pongs(self, subscription: Subscription) -> None:
         """Release the PONGs that wait for a subscription: it is open, or takes too long."""
         self._down.insert(self._decide(subscription))
         self._wake()
@@ -205,9 +205,9 @@ class PushSession(ConnectionStreams):
         blocked, self._blocked = self._blocked, set()
         return blocked
 
-    def probe(self, answered: Callable[[], None]) -> None:
-        """Send the client a PING; ``answered`` is called when its PONG comes."""
-        self._client_pongs.append(answered)
+    def probe(self, on_answer: Callable[[], None]) -> None:
+        """Send the client a PING; ``on_answer`` is called when its PONG comes."""
+        self._client_pongs.append(on_answer)
         self._down.insert(frames.PING)
         self._wake()
 

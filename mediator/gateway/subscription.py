@@ -83,7 +83,7 @@ class Publisher(ABC):
         """Start pushing to a subscription, which the publisher was given when it was opened."""
 
     @abstractmethod
-    def confirmed(self, subscription: "Subscription", items: list[Item]) -> None:
+    def on_confirmed(self, subscription: "Subscription", items: list[Item]) -> None:
         """Take note that the client has confirmed something, these stored messages among it."""
 
     @abstractmethod
@@ -204,7 +204,7 @@ class Subscription:
         """Take note that the client has confirmed so many messages since the opening."""
         items = self._stored(self.window.confirm(total))
         for publisher in self.publishers:
-            publisher.confirmed(self, items)
+            publisher.on_confirmed(self, items)
 
     def resume(self) -> None:
         """Take note that the client has read, after it was full."""

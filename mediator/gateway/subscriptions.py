@@ -40,10 +40,10 @@ from mediator.nats.subjects import (
 )
 from mediator.settings.sections import PushSettings
 
-_FIRST: Final = ("urgent", "urgent", "normal", "notify")
-_SECOND: Final = ("critical", "urgent")
-_ALL: Final = ("critical", "urgent", "normal", "low")
-"""Both later editions subscribe to all lanes in the same way; each accepts these words."""
+_WORDS_OF_FIRST: Final = ("urgent", "urgent", "normal", "notify")
+_WORDS_OF_SECOND: Final = ("critical", "urgent")
+_WORDS_OF_ALL: Final = ("critical", "urgent", "normal", "low")
+"""The words of all lanes in both later editions."""
 _BROADCAST_LANES: Final = (Lane.NORMAL,)
 _LIST_LANES: Final = (Lane.NORMAL, ENDED)
 
@@ -112,21 +112,23 @@ class StoredMailSource(ABC):
         feed.join(subscription, cursor, first)
         return feed
 
-    async def share(
-        self, place: MailboxKey, name: str, concerns: Callable[[Message], bool] = lambda _message: True
+    async def join_queue_group(
+        self, key: MailboxKey, name: str, is_for_group: Callable[[Message], bool] = lambda _message: True
     ) -> QueueGroup:
-        """Return the queue group ``name``, whose member must be started at once; ``concerns`` as for the group.
+        """Return the queue group ``name``, whose member must be started at once.
+
+        ``is_for_group`` as for :class:`QueueGroup`.
 
         Raises :class:`NoSuchMailboxError` (N10), :class:`TooManyGroupsError` (A4).
         """
         mailbox_id = await self._broker.write(
-            lambda tx, now: pushing.join(tx, place, name, self._keep, now), place, when_full=True
+            lambda tx, now: pushing.join(tx, key, name, self._keep, now), key, when_full=True
         )
-        key = mailbox_id, name
-        group = self._groups.get(key)
+        group = self._groups.get((mailbox_id, name))
         if group is None:
-            ended = partial(self._groups.pop, key, None)
-            group = self._groups[key] = QueueGroup(self._broker, place, mailbox_id, name, ended, concerns)
+            on_end = partial(self._groups.pop, (mailbox_id, name), None)
+            group = QueueGroup(self._broker, key, mailbox_id, name, on_end, is_for_group)
+            self._groups[mailbox_id, name] = group
         return group
 
     def pause(self) -> None:
@@ -153,7 +155,7 @@ class MailboxSource(StoredMailSource):
         """Prepare a subscription; raises :class:`NoSuchMailboxError` (N10), :class:`TooManyGroupsError` (A4)."""
         subject = subscription.subject
         assert isinstance(subject, MailboxSubject)
-        place = subscription.tenant, subject.address
+        key = subscription.tenant, subject.address
         words = lane_words(subject, python=subscription.python)
         base = f"{API}{subject.edition.value}.{subject.address}"
         subscription.subjects = {lane: (f"{base}.{word}" if word else base).encode() for lane, word in words.items()}
@@ -162,7 +164,7 @@ class MailboxSource(StoredMailSource):
         if record is not None:
             subscription.record = lambda message: record(message, address)
         name = queue_name(subscription)
-        publisher = await (self.share(place, name) if name else self.join_feed(place, words, subscription))
+        publisher = await (self.join_queue_group(key, name) if name else self.join_feed(key, words, subscription))
         subscription.publishers = (publisher,)
 
 
@@ -174,13 +176,13 @@ class PublicListSource(StoredMailSource):
         subject = subscription.subject
         assert isinstance(subject, PublicListSubject)
         await self._broker.ready_board(subscription.tenant)
-        place = subscription.tenant, PUBLIC
+        key = subscription.tenant, PUBLIC
         subscription.subjects = dict.fromkeys(_LIST_LANES, subject.delivered_on.encode())
         subscription.in_flight = self._in_flight
         name = queue_name(subscription)
         # A client that knows no mailbox yet need not learn of those that ended before.
         publisher = await (
-            self.share(place, name) if name else self.join_feed(place, _LIST_LANES, subscription, (ENDED,))
+            self.join_queue_group(key, name) if name else self.join_feed(key, _LIST_LANES, subscription, (ENDED,))
         )
         subscription.publishers = (publisher,)
 
@@ -205,7 +207,7 @@ class BroadcastSource(StoredMailSource):
     async def open(self, subscription: Subscription) -> None:
         """Prepare a subscription; raises :class:`TooManyGroupsError` (A4)."""
         assert isinstance(subscription.subject, BroadcastSubject)
-        tenant, place = subscription.tenant, (subscription.tenant, HIDDEN)
+        tenant, key = subscription.tenant, (subscription.tenant, HIDDEN)
         pattern = subscription.pattern = subscription.subject.pattern.removeprefix(BROADCAST)
         subscription.subjects = {Lane.NORMAL: BROADCAST.encode()}
         subscription.in_flight = self._in_flight
@@ -217,9 +219,9 @@ class BroadcastSource(StoredMailSource):
             await self._broker.ready_broadcasts(tenant)
             if name:
                 # Every member must match what its queue group gets, so each pattern has groups of its own.
-                stored = await self.share(place, f"{name} {pattern}", subscription.takes)
+                stored = await self.join_queue_group(key, f"{name} {pattern}", subscription.takes)
             else:
-                stored = await self.join_feed(place, _BROADCAST_LANES, subscription)
+                stored = await self.join_feed(key, _BROADCAST_LANES, subscription)
         except BaseException:
             channel.leave(subscription, [], "unsub")
             raise
@@ -234,11 +236,11 @@ def lane_words(subject: MailboxSubject, *, python: bool) -> Mapping[Lane, str]:
     if not subject.word:
         return {Lane.NORMAL: "", Lane.LOW: ""}
     if subject.edition is Edition.FIRST:
-        words: tuple[str, ...] = _FIRST
+        words: tuple[str, ...] = _WORDS_OF_FIRST
     elif subject.word == ANY:
-        words = LANE_WORDS if python else _ALL
+        words = LANE_WORDS if python else _WORDS_OF_ALL
     else:
-        words = _SECOND if subject.word in _SECOND else LANE_WORDS
+        words = _WORDS_OF_SECOND if subject.word in _WORDS_OF_SECOND else LANE_WORDS
     lanes = dict(zip(LANES, words, strict=False))
     return {lane: word for lane, word in lanes.items() if subject.word in (ANY, word)}
 
@@ -332,7 +334,7 @@ class Subscriptions:
         for subscription, (session, since) in self._unanswered.items():
             if since > last:
                 break
-            session.answered(subscription)
+            session.release_pongs(subscription)
         failed, self._failed = self._failed, set()
         for subscription in failed:
             self.open(self._unanswered[subscription][0], subscription)

@@ -43,7 +43,7 @@ class Served(Publisher):
         """Keep that it starts."""
         self.told.append("start")
 
-    def confirmed(self, subscription: Subscription, items: list[Item]) -> None:
+    def on_confirmed(self, subscription: Subscription, items: list[Item]) -> None:
         """Keep how many messages are confirmed."""
         self.told.append(subscription.confirmed)
 

@@ -245,7 +245,7 @@ def test_a_pong_does_not_wait_for_ever() -> None:
     way = ClientPath()
     way.client(b"SUB %b 7\r\nPING\r\n" % BOX)
     way.server(b"PONG\r\nPONG\r\n")
-    way.protocol.answered(way.made[0])
+    way.protocol.release_pongs(way.made[0])
     assert way.take()[1] == b"PONG\r\n"
     way.protocol.refuse(way.made[0], "late")
     assert way.take()[1] == refusal(BOX, b"late")

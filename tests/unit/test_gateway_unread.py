@@ -42,7 +42,7 @@ def leaves_unread(at: Gateway, size: int) -> ClientConnection:
     client = ClientConnection(at)
     at.admit(client)
     client.unread = size
-    at.hold(size)
+    at.count_unread(size)
     return client
 
 
