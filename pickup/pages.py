@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 import orjson
 import structlog
 from aiohttp import hdrs, web
-from markdown_it import MarkdownIt
 
 from mediator.errors import NoSuchInvitationError, SetupError
 from pickup import qr
@@ -161,6 +160,9 @@ def _read_terms(file: Path) -> tuple[str, str]:
         raise ValueError(f"expected at most {MAX_TERMS_BYTES} bytes")
     text = raw.decode("utf-8-sig")
     if file.suffix.lower() in (".md", ".markdown"):
+        # Needed for no other page.
+        from markdown_it import MarkdownIt
+
         # Of this preset, raw HTML is text, and links have only schemes that run no script.
         content = MarkdownIt("js-default").render(text)
         content = content if "<h1>" in content else f"<h1>{TERMS_TITLE}</h1>\n{content}"

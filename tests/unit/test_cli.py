@@ -23,6 +23,7 @@ from mediator.settings.settings import Settings
 DOCS = Path(__file__).parents[2] / "docs"
 HEAVY = ("nats", "pydantic_settings", "aiohttp", "apscheduler", "peewee", "prometheus_client", "uvloop", "structlog")
 HEAVY += ("pyspark", "py4j", "pyarrow", "deltalake", "plotly", "pandas")
+RARE = ("authlib.oidc", "deltalake", "joserfc", "markdown_it", "onnxruntime", "opentelemetry", "pyspark", "torch")
 
 
 @pytest.fixture(autouse=True)
@@ -162,6 +163,15 @@ def test_the_page_of_commands_is_up_to_date_and_whole():
 def test_nothing_heavy_is_imported_before_a_command_runs():
     script = (
         f"import sys, mediator.cli as cli; cli.build_app(); print([name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert said.strip() == "[]"
+
+
+def test_a_service_imports_nothing_that_few_services_need():
+    script = (
+        "import sys, mediator.app, pickup.door, registry.service;"
+        f"print([name for name in {RARE!r} if name in sys.modules])"
     )
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert said.strip() == "[]"
