@@ -131,7 +131,9 @@ async def create_mailbox(
         Field(description=f"The address to have, {_ADDRESS}; without it one is made that nobody can guess."),
     ] = "",
     description: Annotated[str, Field(max_length=4096, description="What the mailbox is for.")] = "",
-    ttl_seconds: Annotated[Span, Field(description="The mailbox and its mail end after this time; 0: never.")] = 0,
+    ttl_seconds: Annotated[
+        Span, Field(description="The mailbox and its mail are deleted after this time; 0: never.")
+    ] = 0,
     work_queue: Annotated[
         bool, Field(description="True: the first acknowledgement removes a message, for all groups. False: it is kept.")
     ] = False,
@@ -152,7 +154,7 @@ async def send(
     encoding: Annotated[Literal["utf8", "base64"], Field(description="base64: the payload stands for bytes.")] = "utf8",
     priority: Annotated[
         Literal["critical", "urgent", "normal", "low"],
-        Field(description="Critical ones are fetched first; within a priority, older ones."),
+        Field(description="Critical messages are fetched first; within a priority, older ones."),
     ] = "normal",
     reply_to: Annotated[
         OptionalAddress,
@@ -160,8 +162,8 @@ async def send(
     ] = "",
     key: Annotated[Line, Field(description="Replaces the older message that has this key.")] = "",
     tags: Annotated[Tags, Field(description="Words to find it by in query.")] = [],  # noqa: B006
-    delay_seconds: Annotated[Span, Field(description="Nobody sees it before this time has passed.")] = 0,
-    ttl_seconds: Annotated[Span, Field(description="It ends after this time, read or not; 0: never.")] = 0,
+    delay_seconds: Annotated[Span, Field(description="The message is hidden until this time has passed.")] = 0,
+    ttl_seconds: Annotated[Span, Field(description="The message expires after this time, read or not; 0: never.")] = 0,
     dedup_id: Annotated[
         Line, Field(description="Stored once, however often it is sent with this id: safe to repeat after an error.")
     ] = "",
@@ -241,13 +243,15 @@ async def fetch(
 
 async def ack(
     request: Request,
-    msg_ids: Annotated[list[Number], Field(min_length=1, max_length=1000, description="Those that are done.")],
+    msg_ids: Annotated[
+        list[Number], Field(min_length=1, max_length=1000, description="Ids of messages that you have processed.")
+    ],
     address: OptionalAddress = "",
     group: Annotated[Group, Field(description="The group that you fetched with.")] = GROUP,
 ) -> results.AckResult:
-    """Say that fetched messages are done, so that they do not come again to this group.
+    """Acknowledge messages that you have processed, so that they do not come again to this group.
 
-    Without a lease this also covers what stood before them in the same fetch. In a work queue it removes them.
+    Without a lease this also acknowledges earlier messages of the same fetch. In a work queue it removes them.
     """
     caller = await _caller(request)
     reply = await caller.request(f"MSG.ACK.{caller.own(address)}", {"group_name": group, "msg_ids": msg_ids})
@@ -262,7 +266,7 @@ async def query(
     key: Annotated[Line, Field(description="Only the message with this key.")] = "",
     tags: Annotated[Tags, Field(description="Only messages that have all of these.")] = [],  # noqa: B006
     before_id: Annotated[Number | None, Field(description="Only older ones, with a smaller msg_id.")] = None,
-    limit: Annotated[Whole, Field(ge=1, le=100, description="The newest so many.")] = 20,
+    limit: Annotated[Whole, Field(ge=1, le=100, description="At most this many, newest first.")] = 20,
     headers_only: Annotated[bool, Field(description="Leave out the payloads.")] = False,
 ) -> results.MessagesResult:
     """Look at the messages in a mailbox without fetching them: nothing is marked, and they still come to fetch.
@@ -308,7 +312,8 @@ async def register(
     skills: Annotated[list[OfferedSkill], Field(max_length=100)] = [],  # noqa: B006
     tags: Annotated[Tags, Field(description="Words to filter by.")] = [],  # noqa: B006
     ttl_seconds: Annotated[
-        Span | None, Field(description="It counts as stale unless it registers again within this time; 0: never.")
+        Span | None,
+        Field(description="The agent counts as stale unless it registers again within this time; 0: never."),
     ] = None,
     more: Annotated[
         dict[str, Any], Field(description="Further fields of its card, such as url and version of an A2A AgentCard.")

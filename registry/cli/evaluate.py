@@ -115,7 +115,7 @@ def evaluate(
         raise CommandError(f"{requests}: expected one request at least")
     if limit_queries is not None and limit_queries < len(cases):
         cases = random.Random(0).sample(cases, limit_queries)
-    former = None if against is None else _load(against)
+    baseline = None if against is None else _load(against)
     settings = options.load()
     from mediator.operate import logs
     from registry.settings import RegistrySettings
@@ -131,18 +131,18 @@ def evaluate(
     needed = [None] if modes == [Mode.TEXT] else _configurations(registry, model, embeddings_url)
     runs: dict[str, Run] = {}
     costs: dict[str, Cost] = {}
-    kept: dict[str, Mapping[str, int]] = {}
+    not_reranked: dict[str, Mapping[str, int]] = {}
     with output.progress(MofNCompleteColumn()) as progress:
         for number, chosen in enumerate(needed):
             # Keywords find the same with every model.
             some = [mode for mode in modes if mode is not Mode.TEXT or not number]
-            found, first_order = asyncio.run(_runs(catalog, cases, some, chosen, settings.data_dir, progress))
+            found, problems = asyncio.run(_runs(catalog, cases, some, chosen, settings.data_dir, progress))
             for way, (run, cost) in found.items():
                 plain = way is Mode.TEXT or len(needed) == 1
                 label = way.value if plain else f"{way.value}, {_name(chosen)}"
                 runs[label], costs[label] = run, cost
                 if way is Mode.RERANKED:
-                    kept[label] = first_order
+                    not_reranked[label] = problems
     if save is not None:
         _save(save, runs)
     about = {
@@ -150,7 +150,7 @@ def evaluate(
         "cards": len(catalog.cards),
         "requests": len(cases),
     }
-    _show(cases, runs, former, costs, kept, about, as_json=options.as_json)
+    _show(cases, runs, baseline, costs, not_reranked, about, as_json=options.as_json)
 
 
 def _configurations(
@@ -186,16 +186,16 @@ async def _runs(
     data_dir: Path,
     progress: "Progress",
 ) -> tuple[dict[Mode, tuple[Run, Cost]], Mapping[str, int]]:
-    """Return answers and costs by mode, and why how many requests were not re-ranked."""
+    """Return answers and costs by mode, and how many requests were not re-ranked, by reason."""
     from mediator.system.usage import cpu_seconds, resident_mb
     from registry.evaluation import run_trial
 
     bars: dict[str, TaskID] = {}
-    of = f" {_name(chosen)}"[:60]
+    suffix = f" {_name(chosen)}"[:60]
 
     def update(step: str, done: int) -> None:
         if step not in bars:
-            bars[step] = progress.add_task(step + of, total=len(catalog.cards))
+            bars[step] = progress.add_task(step + suffix, total=len(catalog.cards))
         progress.update(bars[step], completed=done)
 
     async with run_trial(catalog, chosen, data_dir, update) as trial:
@@ -206,22 +206,22 @@ async def _runs(
             Mode.VECTORS: trial.by_vectors,
         }
         runs: dict[Mode, dict[str, Sequence[str]]] = {mode: {} for mode in modes}
-        own = dict.fromkeys(modes, 0.0)
-        bar = progress.add_task("requests" + of, total=len(cases))
+        cpu_here = dict.fromkeys(modes, 0.0)
+        bar = progress.add_task("requests" + suffix, total=len(cases))
         before = cpu_seconds(trial.encoder_pids)
         for case in cases:
             for mode in modes:
                 began = time.process_time()
                 runs[mode][case.qid] = await ways[mode](case.query)
-                own[mode] += time.process_time() - began
+                cpu_here[mode] += time.process_time() - began
             progress.advance(bar)
         # A request is encoded once for all modes, and its vectors are remembered.
         encoding = cpu_seconds(trial.encoder_pids) - before
         memory = sum(map(resident_mb, trial.encoder_pids))
         costs = {
-            mode: Cost(own[mode] / len(cases) * 1000, 0)
+            mode: Cost(cpu_here[mode] / len(cases) * 1000, 0)
             if mode is Mode.TEXT
-            else Cost((own[mode] + encoding) / len(cases) * 1000, memory)
+            else Cost((cpu_here[mode] + encoding) / len(cases) * 1000, memory)
             for mode in modes
         }
         return {mode: (run, costs[mode]) for mode, run in runs.items()}, trial.not_reranked
@@ -268,9 +268,9 @@ def _load(path: Path) -> dict[str, Run]:
 def _show(
     cases: Sequence["EvaluationCase"],
     runs: Mapping[str, Run],
-    former: Mapping[str, Run] | None,
+    baseline: Mapping[str, Run] | None,
     costs: Mapping[str, Cost],
-    kept: Mapping[str, Mapping[str, int]],
+    not_reranked: Mapping[str, Mapping[str, int]],
     about: Mapping[str, Any],
     *,
     as_json: bool,
@@ -281,14 +281,16 @@ def _show(
     figures = {mode: _named(intervals(found)) for mode, found in rows.items()}
     first, *others = rows
     differences = {f"{mode} - {first}": _named(intervals(rows[mode] - rows[first])) for mode in others}
-    for mode, run in (former or {}).items():
+    for mode, run in (baseline or {}).items():
         if mode in rows:
             change = intervals(rows[mode] - rate_all(cases, run))
             differences[f"{mode} - {mode} saved"] = _named(change)
     if as_json:
         spent = {name: cost._asdict() for name, cost in costs.items()}
         measured = {"modes": _plain(figures), "differences": _plain(differences), "costs": spent}
-        output.print_json({**about, **measured, "not_reranked": {name: dict(why) for name, why in kept.items()}})
+        output.print_json(
+            {**about, **measured, "not_reranked": {name: dict(why) for name, why in not_reranked.items()}}
+        )
         return
     counts = format_count(about["cards"], "card"), format_count(about["requests"], "request")
     output.print_line(", ".join([*counts, about["model"] or "no model"]))
@@ -299,7 +301,7 @@ def _show(
         output.print_table(
             ["difference", *columns], ([name, *map(_signed, row.values())] for name, row in differences.items())
         )
-    for name, why in kept.items():
+    for name, why in not_reranked.items():
         for problem, count in why.items():
             output.print_hint(f"{name}: {format_count(count, 'request')} {problem}")
     output.print_hint(

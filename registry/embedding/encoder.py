@@ -10,7 +10,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar
 
 import numpy as np
 import structlog
@@ -45,7 +45,7 @@ T = TypeVar("T")
 log = structlog.get_logger("encoder")
 
 
-class AwayError(Exception):
+class TemporarilyUnavailableError(Exception):
     """A backend cannot be started for now, and nothing is known to be wrong here."""
 
 
@@ -79,7 +79,7 @@ class EncodeQueue:
         self._queries: deque[EncodeJob] = deque()
         self._cards: deque[EncodeJob] = deque()
         self._card_texts = 0
-        self._row = 0
+        self._queries_in_a_row = 0
 
     def add_query(self, texts: list[str]) -> EncodeJob:
         """Add a query; raises BusyError when too many wait."""
@@ -110,13 +110,13 @@ class EncodeQueue:
         """Remove and return the next job that is still awaited, of queries alone if asked so; None if there is none."""
         while self._queries or (self._cards and not only_queries):
             # Even under a flood of queries cards get a turn, one small batch at a time.
-            if self._queries and (only_queries or not (self._cards and self._row >= _MAX_IN_A_ROW)):
+            if self._queries and (only_queries or not (self._cards and self._queries_in_a_row >= _MAX_IN_A_ROW)):
                 job = self._queries.popleft()
-                self._row += 1
+                self._queries_in_a_row += 1
             else:
                 job = self._cards.popleft()
                 self._card_texts -= len(job.texts)
-                self._row = 0
+                self._queries_in_a_row = 0
             if not job.vectors.done():
                 return job
         return None
@@ -152,12 +152,12 @@ def batches(texts: list[str], max_texts: int = BATCH_TEXTS) -> Iterator[list[int
 class ModelBackend(ABC):
     """Runs one model; an :class:`Encoder` starts it, and again when it has ended."""
 
-    feeders: Sequence[bool] = (False,)
-    """An entry for each request that it takes at the same time: whether only queries may take it."""
+    workers: Sequence[Literal["any", "queries"]] = ("any",)
+    """An entry for each request that it takes at the same time: which texts may be in it."""
     longest_pause = 60.0
     """Seconds between two attempts to start it."""
     attempts = 1
-    """How often texts of cards are tried, each time after it has ended, until they are blamed for that."""
+    """How often texts of cards are tried, each time after it has ended, before they are given up as the cause."""
     batch_texts = BATCH_TEXTS
     """Texts of cards to encode together, for which a query may have to wait."""
     runs = ""
@@ -188,8 +188,8 @@ class ModelBackend(ABC):
     async def start(self, precision: str) -> None:
         """Start it; its vectors must have this precision, any if that is empty.
 
-        Raises OSError, LookupError or ValueError when the settings or files are at fault, :class:`AwayError` when
-        waiting may be enough.
+        Raises OSError, LookupError or ValueError when the settings or files are at fault,
+        :class:`TemporarilyUnavailableError` when waiting may be enough.
         """
 
     @abstractmethod
@@ -230,7 +230,7 @@ class JointModel(ModelBackend):
         self._members = members
         self._running: set[ModelBackend] = set()
         self._precisions = [""] * len(members)
-        self.feeders, self.attempts = members[0].feeders, members[0].attempts
+        self.workers, self.attempts = members[0].workers, members[0].attempts
         self.longest_pause = members[0].longest_pause
 
     @property
@@ -370,7 +370,10 @@ class Encoder:
             self.space = await self._backend.find_space(self._template)
         self._tasks = [
             asyncio.create_task(self._supervise(), name="encoder"),
-            *(asyncio.create_task(self._feed(only), name="encoder queue") for only in self._backend.feeders),
+            *(
+                asyncio.create_task(self._feed(only_queries=texts == "queries"), name="encoder queue")
+                for texts in self._backend.workers
+            ),
         ]
 
     async def stop(self) -> None:
@@ -449,9 +452,9 @@ class Encoder:
             try:
                 why = await self._run_backend()
                 self._fail(why, failed=False)
-            except (AwayError, OSError, LookupError, ValueError) as error:
+            except (TemporarilyUnavailableError, OSError, LookupError, ValueError) as error:
                 why = str(error)
-                self._fail(why, failed=not isinstance(error, AwayError))
+                self._fail(why, failed=not isinstance(error, TemporarilyUnavailableError))
             except Exception as error:
                 # Nothing else would restart it.
                 log.exception("the encoder failed")
@@ -487,7 +490,7 @@ class Encoder:
         self._jobs.fail(UnavailableError(problem), cards=failed)
         self._notify()
 
-    async def _feed(self, only_queries: bool) -> None:
+    async def _feed(self, *, only_queries: bool) -> None:
         while True:
             while not (run := self._run) or (job := self._jobs.pop(only_queries=only_queries)) is None:
                 await self._wait_change()

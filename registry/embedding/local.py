@@ -19,7 +19,7 @@ from registry.embedding.encoder import ModelBackend
 from registry.embedding.models import EmbeddingSpace, ModelFiles
 from registry.embedding.worker import PREFIX, PipeFrame, lengths, pack, precision_of, runnable_folder, unpack
 
-_LEASH: Final = Path(mediator.system.leash.__file__)
+_RUN_WITH_PARENT: Final = Path(mediator.system.leash.__file__)
 _LOADS_WITHIN: Final = 1800.0  # seconds; 1 is usual, 10 for the first time, a download takes longer
 _ANSWERS_WITHIN: Final = 60.0  # seconds; .1 is usual
 _MAX_LINE: Final = 1000  # bytes of one log line
@@ -85,12 +85,12 @@ class LocalModel(ModelBackend):
         try:
             try:
                 async with asyncio.timeout(_LOADS_WITHIN):
-                    about = (await _receive(process)).header
-                if "failed" in about:
-                    raise ChildProcessError(f"the model {self.name} cannot be loaded: {about['failed']}")
-                self.runs, self.precision = str(about["runs"]), str(about["precision"])
-                self.dims, self.fingerprint = int(about["width"]), str(about["fingerprint"])
-                export_problem = str(about["lack"])
+                    header = (await _receive(process)).header
+                if "failed" in header:
+                    raise ChildProcessError(f"the model {self.name} cannot be loaded: {header['failed']}")
+                self.runs, self.precision = str(header["runs"]), str(header["precision"])
+                self.dims, self.fingerprint = int(header["width"]), str(header["fingerprint"])
+                export_problem = str(header["export_problem"])
             except (TimeoutError, EOFError, ConnectionError, ValueError, LookupError, TypeError) as error:
                 _kill(process)
                 await asyncio.wait({log_reader})
@@ -103,7 +103,11 @@ class LocalModel(ModelBackend):
             raise
         self._process, self._log_reader = process, log_reader
         if export_problem:
-            log.warning("the model cannot be exported, the slower reference runs", model=self.name, why=export_problem)
+            log.warning(
+                "the model cannot be exported, sentence-transformers runs instead, which is slower",
+                model=self.name,
+                why=export_problem,
+            )
 
     async def encode(self, texts: list[str], *, urgent: bool) -> NDArray[np.float32]:
         """Return normalised vectors, (texts, dims); calls wait for each other.
@@ -163,7 +167,7 @@ async def _spawn(
         environment.setdefault("HF_HUB_OFFLINE", "1")
     try:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", _LEASH, str(os.getpid())),
+            *(sys.executable, "-I", "-S", _RUN_WITH_PARENT, str(os.getpid())),
             *(sys.executable, "-P", "-m", "registry.embedding.worker"),
             *(folder, fingerprint, model, cache_dir, precision),
             stdin=PIPE,

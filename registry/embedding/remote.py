@@ -12,7 +12,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from registry.embedding.encoder import AwayError, ModelBackend
+from registry.embedding.encoder import ModelBackend, TemporarilyUnavailableError
 from registry.embedding.models import REMOTE
 from registry.outside import OutsideError, OutsideLateError, OutsideRefusedError, OutsideService, OutsideSettingsError
 
@@ -44,9 +44,9 @@ class _NoVectorError(OutsideRefusedError):
 
 
 class RemoteModel(ModelBackend):
-    """A model behind a URL: it runs from an answer of the server to the first failure."""
+    """A model behind a URL; it counts as running from the first answer of the server until a request fails."""
 
-    feeders = (False, False, True, True)
+    workers = ("any", "any", "queries", "queries")
     attempts = 3
     runs = "remote"
     precision = REMOTE
@@ -76,7 +76,7 @@ class RemoteModel(ModelBackend):
     async def start(self, precision: str) -> None:
         """Ask for the vector of a sample, which tells dimensions and fingerprint.
 
-        Raises LookupError when URL, model or key are wrong, :class:`AwayError` for other failures.
+        Raises LookupError when URL, model or key are wrong, :class:`TemporarilyUnavailableError` for other failures.
         """
         await asyncio.sleep(self._not_before - asyncio.get_running_loop().time())
         try:
@@ -85,7 +85,7 @@ class RemoteModel(ModelBackend):
         except OutsideError as error:
             self._keep_problem(error)
             wrong = isinstance(error, OutsideSettingsError | OutsideRefusedError)
-            raise (LookupError if wrong else AwayError)(str(error)) from error
+            raise (LookupError if wrong else TemporarilyUnavailableError)(str(error)) from error
         self.detail, self.dims, self.batch_texts = "", len(sample), _MAX_BATCH
         self._ended.clear()
 
@@ -139,7 +139,7 @@ class RemoteModel(ModelBackend):
                 if pause is None or isinstance(error, OutsideLateError):
                     break
                 await asyncio.sleep(max(pause, error.retry_after))
-        # Before the texts are blamed: the server may answer nothing by now.
+        # Before the texts are given up as the cause: the server may answer nothing by now.
         try:
             await self._check()
         except OutsideError as error:

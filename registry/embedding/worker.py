@@ -232,8 +232,8 @@ def main() -> int:
         why = str(error) if isinstance(error, LookupError) else f"{type(error).__name__}: {error}"
         _send(sink, pack({"failed": " ".join(why.split())[:300]}))
         return 1
-    about = {"runs": model.kind, "precision": model.precision, "width": dims, "fingerprint": files.fingerprint}
-    _send(sink, pack(about | {"lack": problem}))
+    header = {"runs": model.kind, "precision": model.precision, "width": dims, "fingerprint": files.fingerprint}
+    _send(sink, pack(header | {"export_problem": problem}))
     while (frame := _receive(source)) is not None:
         _send(sink, _answer(model, frame))
     return 0
