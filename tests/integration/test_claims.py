@@ -70,7 +70,7 @@ async def test_what_a_lost_consumer_had_comes_at_once(house: House, dies: bool) 
     waiting = asyncio.create_task(fetch(second, 4500))
     await until(lambda: house.service.broker.waiting == 1)
     if dies:
-        connection.drop()
+        connection.abort_slow_reader()
     else:
         await first.close()
     assert await asyncio.wait_for(waiting, 3) == [0]
