@@ -12,8 +12,7 @@ import orjson
 from nacl.bindings import crypto_sign_seed_keypair
 
 from benchmarks.bench import Bench, ResultRow, below, number
-from pickup.envelope.library import LibraryEnvelopes
-from pickup.envelope.v2 import DIDCOMM, load_library
+from pickup.envelope.library import DIDCOMM, LibraryEnvelopes, load_library
 from pickup.rules.names import verkey
 from tests.harness.people import MemoryResolver, MemorySecrets, Person, b64, jwe, public_half
 

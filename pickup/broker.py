@@ -110,7 +110,9 @@ class MediationBroker:
         envelope: SeenEnvelope | None = None,
         shared: "MediationBroker | None" = None,
     ) -> None:
-        """``envelope`` is stored with the first change; ``shared`` has the counts and caches of the service."""
+        """``envelope`` is stored with the first change, which raises :class:`ReplayedError` when it is stored already
+        (D13); ``shared`` has the counts and caches of the service.
+        """
         self.broker = broker
         """The mailboxes: for what mediation does not change."""
         self.rules = rules
@@ -123,10 +125,6 @@ class MediationBroker:
         """The mailbox that each key led to last. It may be wrong: it only orders the locks of mailboxes."""
         if shared is None:
             broker.listen(self._callers.forget)
-
-    def once(self, envelope: SeenEnvelope) -> "MediationBroker":
-        """Return use cases whose first change stores the envelope with it, or raises :class:`ReplayedError` (D13)."""
-        return MediationBroker(self.broker, self.rules, envelope=envelope, shared=self)
 
     async def read(self, work: Work[T]) -> T:
         """Run a read of committed data, on a reader thread."""
@@ -158,7 +156,7 @@ class MediationBroker:
         return done[0]
 
     async def remember_envelope(self) -> None:
-        """Store the envelope of :meth:`once` where nothing else is changed (D13)."""
+        """Store the envelope where nothing else is changed (D13)."""
         await self.write(lambda _tx, _now: None, when_full=True)
 
     # Connections and invitations.

@@ -226,9 +226,11 @@ class Dispatcher:
                 raise UnsupportedMessageError(str(type))
             if request.caller is None and not entry.anonymous:
                 raise NotEnrolledError("the message is anonymous")
-            check_expiry(request)
+            if message.expires_time is not None:
+                check_expiry(request)
             if entry.once and not request.repeated and request.caller is not None:
-                request.mediation = request.mediation.once(_seen_envelope(request, request.caller))
+                seen, shared = _seen_envelope(request, request.caller), request.mediation
+                request.mediation = MediationBroker(shared.broker, shared.rules, envelope=seen, shared=shared)
             replies = await entry.handler(request)
         except MediatorError as error:
             if request.caller is None:

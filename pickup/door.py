@@ -25,8 +25,7 @@ from pickup.dids.identities import OwnIdentities, Vault
 from pickup.dids.resolver import CachingResolver, DidWebResolver
 from pickup.dispatcher import DidcommContext, Dispatcher
 from pickup.endpoint_relay import EndpointRelay
-from pickup.envelope.library import LibraryEnvelopes
-from pickup.envelope.v2 import load_library
+from pickup.envelope.library import LibraryEnvelopes, load_library
 from pickup.invitations import InvitationService
 from pickup.live_sessions import LiveSessions
 from pickup.metrics import DidcommMetrics

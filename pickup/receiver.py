@@ -33,17 +33,15 @@ from pickup.rules.replays import CLOCK_SKEW, ReplayedError
 
 
 async def read_rotation(request: InboundRequest) -> DidRotation | None:
-    """Return the verified rotation of a message; None when it has none, or repeats the last one of its connection.
+    """Return the verified rotation of a message with a ``from_prior``; None when it repeats the connection's last one.
 
     Raises :class:`BadRequestError` naming ``from_prior``, and :class:`UnresolvedDidError` for an old DID without a
     document.
     """
-    message, caller = request.message, request.caller
-    if message.from_prior is None or message.type.name == "forward":
-        return None
+    caller = request.caller
     check_expiry(request)
     try:
-        jws, claims = read_jwt(message.from_prior)
+        jws, claims = read_jwt(request.message.from_prior or "")
         prior_did = _did(claims, "iss")
         if request.connection is not None and request.connection.prior_did == prior_did:
             # It is repeated until the peer hears from us; by then the document of the old DID may be gone.
@@ -260,7 +258,7 @@ class MessageReceiver:
             repeated=opened.mark in self._handled,
         )
         rotation = None
-        if unreadable is None:
+        if unreadable is None and message.from_prior is not None and message.type.name != "forward":
             try:
                 rotation = await read_rotation(request)
             except MediatorError as error:

@@ -87,9 +87,9 @@ class Transports:
         app.router.add_get(PATH, self._get)
         app.on_shutdown.append(self._stop)
 
-    async def _post_directly(self, request: DirectRequest) -> DirectAnswer:
+    def _post_directly(self, request: DirectRequest) -> Awaitable[DirectAnswer]:
         """Accept one envelope of usual size and form."""
-        return await self._accept(request.address, request.headers, lambda: request.connected, request.read)
+        return self._accept(request.address, request.headers, lambda: request.connected, request.read)
 
     async def _post(self, request: web.Request) -> web.Response:
         """Accept one envelope."""

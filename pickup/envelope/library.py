@@ -5,21 +5,39 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mediator.errors import EnvelopeError, UnresolvedDidError
+from mediator.errors import EnvelopeError, SetupError, UnresolvedDidError
 from pickup.dids.document import DidResolver, PublicKey, Secret, Secrets
 from pickup.dids.material import multibase, peer_2_fragments
 from pickup.envelope import OpenedEnvelope
-from pickup.envelope.keys import verify
 from pickup.envelope.reading import MAX_V2_RECIPIENTS, Jwe, Jws, V1Envelope, mark_of, read, read_layer
 from pickup.envelope.v1 import NOT_FOR_US, V1Library
-from pickup.envelope.v2 import V2Library
+from pickup.envelope.v2 import DidcommMessagingLibrary, V2Library, verify
 from pickup.rules.names import canonical
 from pickup.rules.records import Generation
 
+DIDCOMM_MESSAGING = "didcomm-messaging"
+DIDCOMM = "didcomm"
 AGREEMENT_CURVES = ("X25519", "P-256", "P-384")
 MAX_FRAGMENTS = 4096
 """Peers of which it is remembered that they name the keys of their did:peer:2 otherwise than ``key-1``."""
 _PEER_2 = "did:peer:2"
+
+
+def load_library(name: str) -> V2Library:
+    """Return the library that the setting ``didcomm.envelope_library`` names.
+
+    Raises :class:`SetupError` when it is not installed.
+    """
+    if name == DIDCOMM_MESSAGING:
+        return DidcommMessagingLibrary()
+    try:
+        from pickup.envelope.v2_didcomm import DidcommLibrary
+    except ModuleNotFoundError as error:
+        raise SetupError(
+            f"didcomm.envelope_library: the package {error.name} is not installed; run "
+            "pip install --no-deps didcomm==0.3.2 attrs base58 packaging varint, or use didcomm-messaging"
+        ) from None
+    return DidcommLibrary()
 
 
 class LibraryEnvelopes:

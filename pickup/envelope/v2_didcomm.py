@@ -11,8 +11,8 @@ from typing import Any
 import orjson
 
 from pickup.dids.document import PublicKey, Secret
-from pickup.envelope.keys import JsonWebEncryption, private, public
 from pickup.envelope.reading import Jwe
+from pickup.envelope.v2 import JsonWebEncryption, private, public
 
 # isort: split
 # After the keys, which import the JOSE library without its warnings.

@@ -10,7 +10,7 @@ from functools import partial
 import structlog
 
 from mediator.errors import EnvelopeError, LiveModeError
-from mediator.fields import MAX_TEXT
+from mediator.fields import MAX_TEXT, StrictFields
 from mediator.mailboxes.message import Message as Mail
 from pickup.dispatcher import REPORT, REPORT_NAMES, Dispatcher, InboundRequest, report_problem
 from pickup.envelope.reading import read_object
@@ -99,7 +99,7 @@ def register(dispatcher: Dispatcher) -> None:
 async def status_request(request: InboundRequest) -> Sequence[ReplyMessage]:
     """Reply with the status, for all keys or one (§status-request); it alone confirms no 1.0 batch (D7, D13)."""
     connection = holder(request)
-    requested, recipient = _requested_recipient(request.message)
+    requested, recipient = _requested_recipient(request.message.fields, VERSIONS[request.message.type.major])
     waiting = await status(request, connection, recipient)
     return [_status_reply(request, waiting, requested)]
 
@@ -107,10 +107,10 @@ async def status_request(request: InboundRequest) -> Sequence[ReplyMessage]:
 async def delivery_request(request: InboundRequest) -> Sequence[ReplyMessage]:
     """Deliver the oldest messages (§delivery-request); they stay queued until acknowledged (D1, D2)."""
     message, connection = request.message, holder(request)
-    version = VERSIONS[message.type.major]
-    requested, recipient = _requested_recipient(message)
+    version, fields = VERSIONS[message.type.major], message.fields
+    requested, recipient = _requested_recipient(fields, version)
     given = (name for name in version.limits if message.body.get(name) is not None)
-    limit = message.fields.count(next(given, version.limits[0]))
+    limit = fields.count(next(given, version.limits[0]))
     mails = await hand_out(
         request, connection, partial(request.mediation.deliver, connection, limit, BUDGET, recipient)
     )
@@ -234,10 +234,9 @@ def _not_live(message: DidcommMessage, error: LiveModeError) -> ReplyMessage:
             return report_problem(message, error)
 
 
-def _requested_recipient(message: DidcommMessage) -> tuple[str | None, str | None]:
+def _requested_recipient(fields: StrictFields, version: PickupVersion) -> tuple[str | None, str | None]:
     """Return the recipient whose mail is asked for, as written and canonical; None: all mail."""
-    field = VERSIONS[message.type.major].recipient
-    requested = message.fields.optional_texts({field: MAX_TEXT})[field]
+    requested = fields.optional_texts({version.recipient: MAX_TEXT})[version.recipient]
     return requested, None if requested is None else canonical(requested) or NOBODY
 
 

@@ -212,16 +212,15 @@ class Routes(Table):
 
     def resolve(self, tenant: str, name: str) -> Route | None:
         """Do as :meth:`find`, and for a key without a route return that of the DID it is inside of, the oldest one."""
-        found = self.find(tenant, name)
-        if found is None:
+        row = self._session.first(f"{_ROUTE} WHERE tenant = ? AND key = ?", (tenant, name))
+        if row is None:
             # Only the route that has had the key the longest.
             row = self._session.first(
                 f"{_ROUTE} WHERE (tenant, key) = (SELECT tenant, route FROM route_key WHERE tenant = ? AND key = ?"
                 " ORDER BY created_at, route LIMIT 1)",
                 (tenant, name),
             )
-            found = None if row is None else _route(row)
-        return found
+        return None if row is None else _route(row)
 
     def add_keys(self, route: Route, keys: Sequence[str]) -> None:
         """Let the canonical keys inside the DID of a route lead to it too, until it is removed."""

@@ -14,7 +14,7 @@ from pickup.dids import document as documents
 from pickup.dids import resolver
 from pickup.dispatcher import report_problem
 from pickup.envelope import reading
-from pickup.envelope.keys import public
+from pickup.envelope.v2 import public
 from pickup.invitations import id_inside
 from pickup.protocols import coordinate_mediation, handshakes, message_pickup, routing, signatures
 from pickup.rules import forwarding as shape

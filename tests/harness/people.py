@@ -13,7 +13,7 @@ from nacl.bindings import crypto_sign_seed_keypair
 
 from mediator.errors import UnresolvedDidError
 from pickup.dids.document import DidDocument, PublicKey, Secret
-from pickup.envelope.keys import JsonWebEncryption, JsonWebSignature, OKPKey, PaddedECKey, private, public
+from pickup.envelope.v2 import JsonWebEncryption, JsonWebSignature, OKPKey, PaddedECKey, private, public
 from pickup.rules.names import from_verkey
 
 CURVES = ("X25519", "P-256", "P-384")

@@ -13,9 +13,9 @@ from didcomm_messaging.crypto.backend.askar import AskarCryptoService, AskarKey
 from mediator.errors import EnvelopeError, SetupError, UnresolvedDidError
 from pickup.dids.document import PublicKey
 from pickup.dids.material import multibase, peer_2_fragments
-from pickup.envelope.library import LibraryEnvelopes
+from pickup.envelope.library import LibraryEnvelopes, load_library
 from pickup.envelope.reading import MAX_V2_RECIPIENTS
-from pickup.envelope.v2 import DidcommMessagingLibrary, V2Library, load_library
+from pickup.envelope.v2 import DidcommMessagingLibrary, V2Library
 from pickup.envelope.v2_didcomm import DidcommLibrary
 from pickup.rules.records import Generation
 from pickup.settings import DidcommSettings
