@@ -20,11 +20,11 @@ import structlog
 
 from mediator.broker import Broker, wall_clock
 from mediator.cleanup.clock import ClockRecord
-from mediator.cleanup.collector import forget_volatile
+from mediator.cleanup.collector import remove_mail_kept_until_start
 from mediator.console.console import Console
 from mediator.console.core_pages import add_core_pages
 from mediator.errors import MediatorError
-from mediator.gateway.opening import open_gateway, open_short_way, public_url, push_verbs
+from mediator.gateway.opening import open_gateway, open_short_way, public_url, verbs_for_gateway
 from mediator.host import Host
 from mediator.http.app import build_app
 from mediator.http.callers import HttpCallers
@@ -41,12 +41,12 @@ from mediator.nats.opening import (
     make_announcements,
     open_door,
     open_nats,
-    open_wakes,
+    open_wake_ups,
 )
 from mediator.nats.protocol import message_limit
 from mediator.nats.verbs import verb_of_part
 from mediator.operate.access import SESSION_LOOK_SECONDS, SESSION_TOPIC, Access, CookieSealer, EndedSessions
-from mediator.operate.activity import PERIOD, TOPIC, Activity
+from mediator.operate.activity import ACTIVITY_TOPIC, SAMPLE_SECONDS, Activity
 from mediator.operate.admin_api import AdminApi
 from mediator.operate.audit import AuditLog
 from mediator.operate.cleanup_command import all_steps
@@ -56,7 +56,7 @@ from mediator.operate.forgetting import ForgetOperations, Forgetting
 from mediator.operate.long_tasks import LongTaskOperations, LongTasks
 from mediator.operate.mailbox_operations import MailboxOperations, RankingOperations, find_address
 from mediator.operate.message_operations import DeadOperations, MessageOperations
-from mediator.operate.operations import Actor, Operation, Operations, Right, obj
+from mediator.operate.operations import Actor, Operation, Operations, Right, object_schema
 from mediator.operate.scheduler import Scheduler
 from mediator.operate.service_operations import ServiceOperations, SettingsOperations, missing_findings
 from mediator.operate.sign_in import SignIn, SignInView
@@ -65,8 +65,8 @@ from mediator.parts import cleanup_steps, find_parts
 from mediator.settings.settings import Settings
 from mediator.store.base import Store
 from mediator.store.opening import open_store
-from mediator.system.limits import budget_files, limit_arenas
-from mediator.system.private_files import narrow
+from mediator.system.limits import budget_files, limit_malloc_arenas
+from mediator.system.private_files import restrict_permissions
 from mediator.tenants.directory import REFRESH_SECONDS, TenantDirectory, TenantUpdater
 from mediator.tracing.opening import Instruments, open_tracing
 
@@ -80,7 +80,7 @@ COLLECT_AFTER = (20_000, 50, 50)
 _GATEWAY_FILES = "gateway.max_connections"
 _HTTP_FILES = "http_max_connections"
 _SIGNAL = Actor("SIGHUP", frozenset(Right), "signal")
-"""Who sends this process a signal."""
+"""Whom the audit log names for what SIGHUP does."""
 
 log = structlog.get_logger("service")
 
@@ -125,14 +125,18 @@ async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
         )
         await journal.start(broker)
         stack.push_async_callback(journal.stop)
-        await forget_volatile(broker, settings.instance)
+        await remove_mail_kept_until_start(broker, settings.instance)
 
         # What runs by the clock, and what operators ask for.
         operations = _make_operations(broker, journal, settings)
-        keep_groups, steps = settings.push.keep_days * DAY, cleanup_steps(settings)
+        steps = cleanup_steps(settings)
         scheduler = Scheduler(
-            *(broker, settings.cleanup, all_steps(settings, steps), metrics, operations),
-            keep_groups=keep_groups,
+            broker,
+            settings.cleanup,
+            all_steps(settings, steps),
+            metrics,
+            operations,
+            keep_groups=settings.push.keep_days * DAY,
             instance=settings.instance,
             record=ClockRecord(settings.data_dir),
         )
@@ -147,6 +151,8 @@ async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
         metrics.http_connections.set_function(lambda: http.connections)
         await http.bind()
         stack.push_async_callback(http.stop)
+        announcer = partial(make_announcements, settings, connection)
+        access = _make_access(settings, directory, EndedSessions(broker, announcer(SESSION_TOPIC)))
         host = Host(
             settings,
             broker=broker,
@@ -154,19 +160,12 @@ async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
             health=health,
             scheduler=scheduler,
             operations=operations,
-            announcer=(announcer := partial(make_announcements, settings, connection)),
+            announcer=announcer,
             app=instruments.trace_http(build_app(health, metrics.registry)),
             http_port=http.port,
             tenants=directory,
-            callers=(callers := HttpCallers.of_service(settings, directory)),
-            access=(
-                access := Access(
-                    settings,
-                    CookieSealer(callers.session_key),
-                    callers,
-                    EndedSessions(broker, announcer(SESSION_TOPIC)),
-                )
-            ),
+            callers=access.callers,
+            access=access,
             console=Console(operations, access),
         )
         host.add_doctor_check(partial(_examine_journal, journal))
@@ -179,10 +178,10 @@ async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
             open_gateway(settings, upstreams, connection, broker, metrics, health, directory, instruments.record_push)
         )
         nats_url = public_url(settings, gateway, upstreams)
-        await stack.enter_async_context(open_wakes(settings, connection, broker))
+        await stack.enter_async_context(open_wake_ups(settings, connection, broker))
         verbs = {
             **{subject: verb_of_part(directory.user_of, *verb) for subject, verb in host.verbs.items()},
-            **push_verbs(connection, broker),
+            **verbs_for_gateway(connection, broker),
         }
         door = await stack.enter_async_context(
             open_door(
@@ -201,10 +200,8 @@ async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
         stack.push_async_callback(health.close)
         # Keeps the metric mediator_ready current where nothing calls /readyz.
         scheduler.add_job(partial(_probe, health), HEALTH_SECONDS, "health checks")
-        tasks = LongTasks(settings)
-        stack.push_async_callback(tasks.stop)
         forgetting = Forgetting(broker, steps, [part.forget_address for part in parts])
-        sign_in = await stack.enter_async_context(_serve_operators(host, health, nats_url, tasks, forgetting))
+        sign_in = await stack.enter_async_context(_serve_operators(host, health, nats_url, forgetting))
         await http.start(host.app)
         # Registered a second time, so that it stops before what its requests need.
         stack.push_async_callback(http.stop)
@@ -217,7 +214,7 @@ async def serve(settings: Settings, ready: Callable[[RunningService], None]) -> 
 
     At a terminal, SIGHUP says that the terminal is gone, and ends the service as it ends other programs there.
     """
-    limit_arenas()
+    limit_malloc_arenas()
     stop, reload = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     if sys.stdin is None or not sys.stdin.isatty():
@@ -256,7 +253,7 @@ def _tune_interpreter() -> None:
 
 def _open_store(settings: Settings) -> Store:
     """Open the store, and take from other users the permission to read its files."""
-    for path in narrow(settings.data_dir):
+    for path in restrict_permissions(settings.data_dir):
         log.warning("others could read a file of the service: permissions narrowed", file=path.name)
     return open_store(settings.data_dir, settings.store_url, settings.migrations_of_parts)
 
@@ -285,8 +282,9 @@ async def _open_broker(
             make_writer=instruments.make_writer,
             trace=instruments.trace,
         )
-        if broker.guard is not None:
-            broker.guard.listen(connection.reconnect)
+        if broker.freeze_guard is not None:
+            # What the socket held while the process was frozen is not answered: its senders have given up.
+            broker.freeze_guard.listen(connection.reconnect)
         broker.listen(metrics.committed)
         directory.listen(lambda: broker.quotas.set_tenants(directory.own_quotas))
         metrics.pending.set_function(lambda: broker.pending)
@@ -311,20 +309,24 @@ async def _open_tenants(host: Host, managed: ManagedTenants | None) -> AsyncIter
         await updater.close()
 
 
+def _make_access(settings: Settings, directory: TenantDirectory, ended: EndedSessions) -> Access:
+    callers = HttpCallers.of_service(settings, directory)
+    return Access(settings, CookieSealer(callers.session_key), callers, ended)
+
+
 def _count_by_tenant(host: Host) -> None:
     """Expose metrics by tenant, where that is asked for."""
     if max_tenants := host.settings.metrics_per_tenant:
         counts = TenantMetrics(host.metrics.registry, max_tenants, host.tenants.names)
         host.broker.listen(counts.committed)
-        host.broker.quotas.refused = counts.refused
+        host.broker.quotas.on_refused = counts.refused
         host.add_job(partial(counts.measure, host.broker), MEASURE_SECONDS, "use by tenant")
 
 
 @asynccontextmanager
-async def _serve_operators(
-    host: Host, health: Health, nats_url: str, tasks: LongTasks, forgetting: Forgetting
-) -> AsyncIterator[SignIn]:
+async def _serve_operators(host: Host, health: Health, nats_url: str, forgetting: Forgetting) -> AsyncIterator[SignIn]:
     """Add the core's operations and what leads to them over HTTP, and keep up with sign-outs, inside this block."""
+    tasks = LongTasks(host.settings)
     sign_in = SignIn(host.access, host.settings, host.http_port, host.operations)
     sign_in.add_routes(host.app)
     host.operations.add_methods(sign_in)
@@ -338,30 +340,32 @@ async def _serve_operators(
     )
     host.operations.add_methods(service)
 
-    def take(newer: Settings) -> None:
-        host.access.take(newer)
+    def apply_operators(newer: Settings) -> None:
+        host.access.apply_settings(newer)
         host.console.streams.end_forbidden()
 
-    host.operations.add_methods(SettingsOperations(host.settings, take))
+    host.operations.add_methods(SettingsOperations(host.settings, apply_operators))
     sign_in.render = await _open_console(host, health)
     AdminApi(host.operations, host.access).add_routes(host.app)
-    # Live pages end with what gave the right to them; a second tenant ends the rights of this machine.
+    # A live page ends when the session that opened it does, and one opened from this machine without signing in ends
+    # when a second tenant comes, since from then on the machine itself has no rights.
     ended = host.access.ended
-    ended.changed = host.console.streams.end_forbidden
+    ended.on_change = host.console.streams.end_forbidden
     host.tenants.listen(host.console.streams.end_forbidden)
     await ended.open()
-    host.add_job(ended.look, SESSION_LOOK_SECONDS, "sessions that ended")
+    host.add_job(ended.poll, SESSION_LOOK_SECONDS, "sessions that ended")
     try:
         yield sign_in
     finally:
         await ended.close()
+        await tasks.stop()
 
 
 async def _open_console(host: Host, health: Health) -> Callable[[SignInView], Awaitable[str]]:
     """Serve the console, once the parts have added their pages; return what writes the page of the sign-in."""
-    activity = Activity(host.broker, host.settings, health, host.metrics.registry, host.announcer(TOPIC))
+    activity = Activity(host.broker, host.settings, health, host.metrics.registry, host.announcer(ACTIVITY_TOPIC))
     await activity.open(host.operations)
-    host.add_job(activity.tick, PERIOD, "sample for the console")
+    host.add_job(activity.tick, SAMPLE_SECONDS, "sample for the console")
     host.operations.add_methods(RankingOperations(host.broker))
     write_sign_in = add_core_pages(host.console, activity, host.broker)
     host.console.register(host.app)
@@ -378,7 +382,7 @@ def _make_operations(broker: Broker, journal: JournalWriter, settings: Settings)
             journal.rotate,
             Right.OPERATE,
             "Close the journal's open file, so that readers can read all that was committed before",
-            obj(),
+            object_schema(),
             method="POST",
             path="/journal/rotate" if settings.journal.enabled else None,
             audited=False,

@@ -73,9 +73,9 @@ class Broker:
         self._store = store
         self.quotas = Quotas(bounds.mailbox, bounds.tenant)
         self._listeners: list[Callable[[Committed], None]] = [self._wake_waiters]
-        self.guard = None if store.quick else FreezeGuard()
+        self.freeze_guard = None if store.quick else FreezeGuard()
         """Notices that the process was frozen, where other instances go on with the same store meanwhile."""
-        self._writer = make_writer(store, clock, max_pending, self._notify, observers, self.guard)
+        self._writer = make_writer(store, clock, max_pending, self._notify, observers, self.freeze_guard)
         self._readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="store-reader")
         self._reading = 0
         self._max_pending = max_pending

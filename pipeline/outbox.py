@@ -8,7 +8,7 @@ from mediator.broker import Broker
 from mediator.cleanup.collector import AdaptiveLimit
 from mediator.errors import BadRequestError
 from mediator.mailboxes.message import Copy
-from mediator.operate.operations import ANY, COUNT, Answer, OperationRequest, Right, many, obj, operation
+from mediator.operate.operations import ANY, COUNT, Answer, OperationRequest, Right, many, object_schema, operation
 from mediator.operate.store_access import ask_or_use_store
 from mediator.settings.settings import Settings
 from mediator.store.base import Store, Transaction
@@ -29,7 +29,7 @@ class ArchiveOperations:
         "archive-remove",
         Right.ADMIN,
         "Remove archived messages from the outbox",
-        obj(removed=COUNT),
+        object_schema(removed=COUNT),
         fields={"copies": many(ANY)},
         method="POST",
         audited=False,

@@ -29,7 +29,7 @@ from mediator.operate.operations import (
     OperationRequest,
     Right,
     about,
-    obj,
+    object_schema,
     operation,
     or_null,
     read_text,
@@ -278,7 +278,7 @@ class PipelineOperations:
         "run-start",
         Right.OPERATE,
         "Begin a run of the pipeline now, as a child process of the instance that answers",
-        obj(run=COUNT),
+        object_schema(run=COUNT),
         fields={"name": about(TEXT, "The command of the pipeline.", enum=list(SCHEDULED))},
         required=("name",),
         method="POST",
@@ -291,7 +291,7 @@ class PipelineOperations:
         "run-cancel",
         Right.OPERATE,
         "End the run of the pipeline that the instance that answers has begun",
-        obj(cancelled=FLAG),
+        object_schema(cancelled=FLAG),
         method="POST",
         path="/pipeline/cancel",
     )
@@ -302,10 +302,10 @@ class PipelineOperations:
         "pipeline-state",
         Right.READ,
         "What the instance that answers runs of the pipeline, and the newest report",
-        obj(
+        object_schema(
             every=about(COUNT, "Hours between runs that the service begins; 0: it begins none."),
-            running=or_null(obj(run=COUNT, command=TEXT)),
-            report=or_null(obj(at=TIME, bytes=COUNT)),
+            running=or_null(object_schema(run=COUNT, command=TEXT)),
+            report=or_null(object_schema(at=TIME, bytes=COUNT)),
         ),
         path="/pipeline",
     )

@@ -32,7 +32,7 @@ LEASE_ROUND = 3600 * 1000
 EXAMPLES = 5
 """Examples of each kind in a dry run."""
 START_SLICE = 1000
-"""Rows of one transaction of :func:`forget_volatile`."""
+"""Rows of one transaction of :func:`remove_mail_kept_until_start`."""
 CLOCKS_APART = 1000
 """Milliseconds by which instances' clocks may differ without a lease being skipped until the next round."""
 
@@ -338,11 +338,11 @@ class _AbandonedGroups(_MailboxStep):
         return plan_unused_groups(tx, self._keep, now, examples)
 
 
-async def forget_volatile(broker: Broker, instance: str) -> int:
+async def remove_mail_kept_until_start(broker: Broker, instance: str) -> int:
     """Remove what was to last until this start of the instance, before it serves; return how many messages (E5)."""
     total = 0
     while count := await broker.write(
-        lambda tx, now: collecting.forget_volatile(tx, instance, now, START_SLICE), when_full=True
+        lambda tx, now: collecting.remove_mail_kept_until_start(tx, instance, now, START_SLICE), when_full=True
     ):
         total += count
     if total:

@@ -21,7 +21,7 @@ from mediator.console.pages import Page, Shown, Visit
 from mediator.console.streams import COMMENT, WRITE_SECONDS, Broadcast, event
 from mediator.errors import BadRequestError, MediatorError
 from mediator.mailboxes.mailbox import Kind, Retention
-from mediator.operate.activity import LANE_WORDS, PERIOD, Activity, Sample
+from mediator.operate.activity import LANE_WORDS, SAMPLE_SECONDS, Activity, Sample
 from mediator.operate.admin_api import PREFIX
 from mediator.operate.mailbox_operations import LOOKED_AT, ORDERS, find_address
 from mediator.operate.operations import Actor, Answer, Right, read_numbered
@@ -72,7 +72,7 @@ class Overview:
     async def _history(self, visit: Visit) -> Shown:
         """Show means of each minute: a table of hundreds of rows helps nobody."""
         columns = (await visit.run("activity-history"))["columns"]
-        per = 60 // PERIOD
+        per = 60 // SAMPLE_SECONDS
         rows = [
             {"at": values[-1], **{name: _mean(columns[name][start : start + per]) for name in columns if name != "at"}}
             for start in range(0, len(columns["at"]), per)

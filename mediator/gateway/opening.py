@@ -37,7 +37,7 @@ from mediator.tenants.directory import TenantDirectory
 DEFAULT_PORT = 4222
 
 
-def push_verbs(connection: NatsConnection, broker: Broker) -> dict[str, Verb]:
+def verbs_for_gateway(connection: NatsConnection, broker: Broker) -> dict[str, Verb]:
     """Return OPEN and BROADCAST, for the door; who names no broadcast at all is told so too."""
     broadcast = BroadcastVerb(broker, connection).verb
     return {

@@ -516,7 +516,7 @@ class Gateway:
         self.subscriptions = subscriptions
         self.gate = gate
         self.broker = broker
-        guard = None if broker is None else broker.guard
+        guard = None if broker is None else broker.freeze_guard
         # int() is 0: without a guard the process is never taken for frozen.
         self.freezes: Callable[[], int] = int if guard is None else guard.freezes
         if guard is not None:

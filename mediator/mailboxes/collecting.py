@@ -147,7 +147,7 @@ def forget_unused_groups(tx: Transaction, keep: int, now: int, limit: int) -> Co
     return Collected(groups=len(groups))
 
 
-def forget_volatile(tx: Transaction, instance: str, now: int, limit: int) -> int:
+def remove_mail_kept_until_start(tx: Transaction, instance: str, now: int, limit: int) -> int:
     """Remove messages, visible and delayed, that were to last until this start; return how many it was.
 
     ``limit`` bounds each of the two kinds; nothing removed: there are no more.

@@ -55,7 +55,7 @@ class Quotas:
         self._off = not (mailbox.on_sending or tenant.on_sending)
         self.trusts: Callable[[int], bool] = lambda now: True
         """Whether the clock is trusted at this time to expire messages."""
-        self.refused: Callable[[str], object] = lambda tenant: None
+        self.on_refused: Callable[[str], object] = lambda tenant: None
         """Called with the tenant of each message that is refused."""
 
     def set_tenants(self, own: Mapping[str, Quota]) -> None:
@@ -84,7 +84,7 @@ class Quotas:
         try:
             self._admit(tx, mailbox, size, now)
         except QuotaExceededError:
-            self.refused(mailbox.tenant)
+            self.on_refused(mailbox.tenant)
             raise
 
     def _admit(self, tx: Transaction, mailbox: Mailbox, size: int, now: int) -> None:

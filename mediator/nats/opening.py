@@ -235,7 +235,7 @@ def make_announcements(settings: Settings, connection: NatsConnection, topic: st
 
 
 @asynccontextmanager
-async def open_wakes(settings: Settings, connection: NatsConnection, broker: Broker) -> AsyncIterator[None]:
+async def open_wake_ups(settings: Settings, connection: NatsConnection, broker: Broker) -> AsyncIterator[None]:
     """Announce new mail to the instances on the same database, and listen to them; do nothing if there can be none."""
     announcements = make_announcements(settings, connection, "wake")
     if announcements is None:

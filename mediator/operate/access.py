@@ -158,14 +158,14 @@ class EndedSessions:
     """Those that this instance knows. Used on the event loop."""
 
     def __init__(self, broker: Broker, announcer: Announcer | None = None) -> None:
-        self.changed: Callable[[], None] = lambda: None
+        self.on_change: Callable[[], None] = lambda: None
         """Called when more sessions have ended, also at other instances."""
         self._broker = broker
         self._announcer = announcer
         self._ended: dict[str, int] = {}
         self._unwritten: dict[str, int] = {}
         """Those that the store has not taken yet."""
-        self._task = CoalescingTask("ended-sessions", self.look)
+        self._task = CoalescingTask("ended-sessions", self.poll)
 
     async def open(self) -> None:
         """Read the table, and listen to the other instances; :meth:`look` is to be called regularly."""
@@ -190,9 +190,9 @@ class EndedSessions:
             raise BusyError(f"{MAX_ENDED} sign-outs wait for the store")
         self._unwritten[digest] = ends_at
         self._learn({digest: ends_at})
-        await self.look()
+        await self.poll()
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Write what waits to be written, and learn what ended at other instances."""
         waiting = dict(self._unwritten)
         if not waiting and self._broker.alone:
@@ -222,7 +222,7 @@ class EndedSessions:
         # A day's grace, as the clock may be set back.
         over = max(ended.get(_ALL_BEFORE, -1), self._broker.clock() - DAY)
         self._ended = {digest: at for digest, at in ended.items() if at > over or digest == _ALL_BEFORE}
-        self.changed()
+        self.on_change()
 
 
 SIGN_IN = "/console/sign-in"
@@ -257,12 +257,12 @@ class Access:
         self._public_url = settings.operators.public_url
         self._oidc = settings.oidc
         self._tokens: dict[str, Actor] = {}
-        self.take(settings)
+        self.apply_settings(settings)
         secret = self._oidc.client_secret
         known = (self._oidc.issuer or "", self._oidc.client_id, "" if secret is None else secret.get_secret_value())
         self.provider = sealer.fingerprint("provider", *known)
 
-    def take(self, settings: Settings) -> None:
+    def apply_settings(self, settings: Settings) -> None:
         """Let in the operators of these settings from now on, and nobody else; sessions of others are over."""
         tokens = settings.operators.tokens
         self._tokens = {

@@ -32,7 +32,7 @@ from mediator.operate.operations import (
     Right,
     about,
     many,
-    obj,
+    object_schema,
     operation,
     or_null,
     table,
@@ -41,9 +41,9 @@ from mediator.settings.settings import Settings
 from mediator.store.base import Transaction
 from mediator.store.opening import database_path
 
-PERIOD: Final = 10
+SAMPLE_SECONDS: Final = 10
 """Seconds between samples."""
-KEPT: Final = 3600 // PERIOD
+KEPT: Final = 3600 // SAMPLE_SECONDS
 LOOKED_AT: Final = 10_000
 """Mailboxes of each tenant among which the oldest message is searched."""
 LANE_WORDS: Final = tuple(lane.name.lower() for lane in LANES)
@@ -84,12 +84,12 @@ _SPARING: Final = 200
 """What is read of all mailboxes is read again after so many times what it last took."""
 
 Sample = Mapping[str, float | None]
-TOPIC: Final = "seen"
+ACTIVITY_TOPIC: Final = "seen"
 FORGET_SECONDS: Final = 600.0
 """An instance that was not heard of for so long is no longer shown."""
 MAX_INSTANCES: Final = 100
 _SAMPLE: Final = table(or_null({"type": "number"}))
-_INSTANCE: Final = obj(
+_INSTANCE: Final = object_schema(
     instance=TEXT,
     version=TEXT,
     since=TIME,
@@ -134,7 +134,7 @@ class _Counts:
 
 
 class Sampler:
-    """Takes the samples; :meth:`take` is to be called each :data:`PERIOD`."""
+    """Takes the samples; :meth:`take` is to be called each :data:`SAMPLE_SECONDS`."""
 
     def __init__(self, broker: Broker, registry: CollectorRegistry) -> None:
         self.samples: deque[Sample] = deque(maxlen=KEPT)
@@ -236,7 +236,7 @@ class Activity:
             await self._announcer.listen(self._hear)
 
     async def tick(self) -> None:
-        """Take a sample and pass it on; to be called each :data:`mediator.operate.activity.PERIOD`."""
+        """Take a sample and pass it on; to be called each :data:`mediator.operate.activity.SAMPLE_SECONDS`."""
         sample = await self._sampler.take()
         if self._announcer is not None:
             await self._announcer.publish(orjson.dumps(await self._self()))
@@ -271,13 +271,13 @@ class Activity:
         "activity",
         Right.READ,
         "What the instances did in the last seconds, and what is stored",
-        obj(
+        object_schema(
             instance=about(TEXT, "The instance that answers; the others share its database."),
             instances=many(_INSTANCE),
             database=TEXT,
-            depth=obj(messages=COUNT, bytes=COUNT),
+            depth=object_schema(messages=COUNT, bytes=COUNT),
             oldest=about(
-                or_null(obj(tenant=TEXT, mail_address=ADDRESS, number=COUNT, created_at=TIME)),
+                or_null(object_schema(tenant=TEXT, mail_address=ADDRESS, number=COUNT, created_at=TIME)),
                 "The oldest message that waits for an ACK which removes it, among the first "
                 f"{LOOKED_AT} mailboxes of each tenant.",
             ),
@@ -316,7 +316,7 @@ class Activity:
         "activity-history",
         Right.READ,
         "What this instance did in the last hour, a row for each few seconds",
-        obj(kept=about(COUNT, "Rows that are kept."), columns=table(many(or_null({"type": "number"})))),
+        object_schema(kept=about(COUNT, "Rows that are kept."), columns=table(many(or_null({"type": "number"})))),
         path="/activity/history",
     )
     async def _history(self, _request: OperationRequest) -> Answer:

@@ -29,7 +29,7 @@ from mediator.operate.operations import (
     about,
     limit,
     many,
-    obj,
+    object_schema,
     operation,
     or_null,
     read_number,
@@ -167,7 +167,7 @@ class AuditLog:
         "audit-list",
         Right.READ,
         "What operators changed, and which payloads they read, the newest first",
-        obj(entries=many(AuditEntry.schema()), more=FLAG),
+        object_schema(entries=many(AuditEntry.schema()), more=FLAG),
         fields={
             "before": or_null(whole("Entries older than this one.", 0, 2**63 - 1)),
             "actor": about(TEXT, "Of this operator alone."),

@@ -25,7 +25,7 @@ from mediator.operate.operations import (
     Operations,
     Right,
     about,
-    obj,
+    object_schema,
     operation,
     table,
 )
@@ -163,7 +163,7 @@ class ForgetOperations:
         "mailbox-forget",
         Right.ADMIN,
         "Remove a mailbox and all that the database has of its address, and overwrite it",
-        obj(
+        object_schema(
             mail_address=ADDRESS,
             removed=about(table(COUNT), "How much, by kind."),
             left=about(TEXTS, "Where bytes of it may still be, and what to do."),

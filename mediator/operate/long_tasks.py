@@ -33,7 +33,7 @@ from mediator.operate.operations import (
     Right,
     about,
     many,
-    obj,
+    object_schema,
     operation,
     or_null,
     read_text,
@@ -208,7 +208,7 @@ class LongTaskOperations:
         "verify",
         Right.OPERATE,
         "Begin to check database and journal for damage, as `mediator verify` does",
-        obj(task=LongTask.schema()),
+        object_schema(task=LongTask.schema()),
         method="POST",
         path="/verify",
     )
@@ -219,7 +219,7 @@ class LongTaskOperations:
         "verify-state",
         Right.READ,
         "The check of the database that runs, or the last one since the instance that answers started",
-        obj(task=or_null(LongTask.schema())),
+        object_schema(task=or_null(LongTask.schema())),
         path="/verify",
     )
     async def _show_verify(self, _request: OperationRequest) -> Answer:
@@ -230,7 +230,7 @@ class LongTaskOperations:
         # The file holds payloads and keys.
         Right.ADMIN,
         "Begin to write a backup into `backup_dir`, as `mediator backup` does",
-        obj(task=LongTask.schema()),
+        object_schema(task=LongTask.schema()),
         fields={
             "name": about(_BACKUP_NAME, "The name of the new file; by default instance and time."),
             "with_keys": about(FLAG, "Include the keys that are kept beside the database."),
@@ -255,7 +255,7 @@ class LongTaskOperations:
         "backup-list",
         Right.READ,
         "The backups in `backup_dir`, the newest first, and the one that is being made or was made last",
-        obj(
+        object_schema(
             folder=or_null(TEXT),
             files=many(BackupFile.schema()),
             free=or_null(about(COUNT, "Free bytes there.")),
@@ -277,7 +277,7 @@ class LongTaskOperations:
         "backup-remove",
         Right.ADMIN,
         "Remove a backup from `backup_dir`",
-        obj(name=TEXT),
+        object_schema(name=TEXT),
         fields={"name": _BACKUP_NAME},
         required=("name",),
         method="DELETE",
@@ -294,7 +294,7 @@ class LongTaskOperations:
         "verify-cancel",
         Right.OPERATE,
         "End the check that runs",
-        obj(cancelled=FLAG),
+        object_schema(cancelled=FLAG),
         method="POST",
         path="/tasks/verify/cancel",
     )
@@ -305,7 +305,7 @@ class LongTaskOperations:
         "backup-cancel",
         Right.ADMIN,
         "End the backup that runs",
-        obj(cancelled=FLAG),
+        object_schema(cancelled=FLAG),
         method="POST",
         path="/tasks/backup/cancel",
     )

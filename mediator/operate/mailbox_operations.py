@@ -27,7 +27,7 @@ from mediator.operate.operations import (
     is_allowed,
     limit,
     many,
-    obj,
+    object_schema,
     operation,
     or_null,
     read_number,
@@ -66,7 +66,7 @@ class MailboxOperations:
         "mailbox-list",
         Right.READ,
         "Mailboxes in order of tenant and address; of all tenants if none is named",
-        obj(mailboxes=many(MailboxSummary.schema()), more=FLAG),
+        object_schema(mailboxes=many(MailboxSummary.schema()), more=FLAG),
         fields={
             "tenant": about(TEXT, "Of this tenant alone."),
             "prefix": about(TEXT, PREFIX),
@@ -109,7 +109,7 @@ class MailboxOperations:
         "mailbox-set",
         Right.OPERATE,
         "Change how long a message is leased to the member of a group that fetched it",
-        obj(mail_address=ADDRESS, ack_wait_ms=or_null(COUNT)),
+        object_schema(mail_address=ADDRESS, ack_wait_ms=or_null(COUNT)),
         fields={
             **PLACE,
             "ack_wait_ms": or_null(whole("Milliseconds; 0: no lease; null or absent: the default.", 0, MAX_ACK_WAIT)),
@@ -131,7 +131,7 @@ class MailboxOperations:
         "mailbox-delete",
         Right.OPERATE,
         "Delete a mailbox with all its mail",
-        obj(mail_address=ADDRESS, deleted=FLAG),
+        object_schema(mail_address=ADDRESS, deleted=FLAG),
         fields=PLACE,
         method="DELETE",
         path=_PATH,
@@ -145,7 +145,7 @@ class MailboxOperations:
         "doctor",
         Right.READ,
         "Why a mailbox is stuck",
-        obj(findings=many(Finding.schema())),
+        object_schema(findings=many(Finding.schema())),
         fields=PLACE,
         path=f"{_PATH}/doctor",
     )
@@ -231,7 +231,7 @@ class RankingOperations:
         "mailbox-rank",
         Right.READ,
         "Mailboxes by depth, size, age of the oldest message, or rate",
-        obj(
+        object_schema(
             mailboxes=many(RankedMailbox.schema()),
             looked_at=about(COUNT, "How many mailboxes were compared."),
             complete=about(FLAG, f"Whether these are all; at most {LOOKED_AT} are compared."),

@@ -29,7 +29,7 @@ from mediator.operate.operations import (
     about,
     limit,
     many,
-    obj,
+    object_schema,
     operation,
     or_null,
     payload,
@@ -56,7 +56,7 @@ FREQUENT = 5
 _MAX_ID = 2**63 - 1
 _ANY = "any"
 
-_FREQUENT = many(obj(name=TEXT, messages=COUNT))
+_FREQUENT = many(object_schema(name=TEXT, messages=COUNT))
 
 _PATH = "/mailboxes/{mail_address}/messages"
 _ONE = {**PLACE, "msg_id": whole("The number of a message.", 0, _MAX_ID)}
@@ -77,7 +77,7 @@ class MessageOperations:
         "message-list",
         Right.READ,
         "The messages of a mailbox without payloads, the newest first",
-        obj(
+        object_schema(
             messages=many(MessageSummary.schema()),
             next=or_null(COUNT),
             looked_at=about(COUNT, "How many messages were read to find these."),
@@ -151,7 +151,7 @@ class MessageOperations:
         "message-send",
         Right.OPERATE,
         "Send a test message",
-        obj(mail_address=ADDRESS, msg_id=about({"type": "integer"}, "Its number; -1 while it is delayed.")),
+        object_schema(mail_address=ADDRESS, msg_id=about({"type": "integer"}, "Its number; -1 while it is delayed.")),
         fields={
             **PLACE,
             "payload": payload(about(TEXT, f"Text of at most {MAX_TEST} bytes.")),
@@ -175,7 +175,7 @@ class MessageOperations:
         "message-delete",
         Right.OPERATE,
         "Remove a message for all groups",
-        obj(msg_id=COUNT, deleted=FLAG),
+        object_schema(msg_id=COUNT, deleted=FLAG),
         fields=_ONE,
         method="DELETE",
         path=f"{_PATH}/{{msg_id}}",
@@ -190,7 +190,7 @@ class MessageOperations:
         "delayed-list",
         Right.READ,
         "Messages that are not yet visible, the first due first",
-        obj(
+        object_schema(
             messages=many(DelayedMessage.schema()),
             complete=about(FLAG, f"Whether these are all; at most {MAX_DELAYED} are looked at."),
         ),
@@ -225,7 +225,7 @@ class DeadOperations:
         "dead-list",
         Right.READ,
         "The dead messages of a group, newest first",
-        obj(messages=many(DeadMessage.schema())),
+        object_schema(messages=many(DeadMessage.schema())),
         fields={**_GROUP, "limit": limit(MAX_FETCH)},
         path=_DEAD_PATH,
     )
@@ -239,7 +239,7 @@ class DeadOperations:
         "dead-redrive",
         Right.OPERATE,
         "Deliver dead messages again",
-        obj(redriven=COUNT),
+        object_schema(redriven=COUNT),
         fields=_SOME,
         method="POST",
         path=f"{_DEAD_PATH}/redrive",
@@ -251,7 +251,7 @@ class DeadOperations:
         "dead-drop",
         Right.OPERATE,
         "Acknowledge dead messages",
-        obj(dropped=COUNT),
+        object_schema(dropped=COUNT),
         fields=_SOME,
         method="POST",
         path=f"{_DEAD_PATH}/drop",

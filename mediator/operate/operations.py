@@ -352,7 +352,7 @@ def or_null(schema: Schema) -> Schema:
     return {"anyOf": [schema, {"type": "null"}]}
 
 
-def obj(**properties: Schema) -> Schema:
+def object_schema(**properties: Schema) -> Schema:
     """Return the schema of an object that has all these properties."""
     return {"type": "object", "properties": properties, "required": list(properties)}
 

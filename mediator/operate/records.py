@@ -33,7 +33,7 @@ from mediator.operate.operations import (
     Right,
     Schema,
     many,
-    obj,
+    object_schema,
     or_null,
     table,
 )
@@ -135,7 +135,7 @@ class Record:
     @classmethod
     def schema(cls) -> Schema:
         """Return the JSON schema of the record."""
-        return obj(**{name: field.schema for name, field in _fields(cls).items()})
+        return object_schema(**{name: field.schema for name, field in _fields(cls).items()})
 
     @classmethod
     def columns(cls, *names: str, **titles: str) -> list[Column]:

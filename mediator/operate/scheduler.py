@@ -35,7 +35,7 @@ from mediator.operate.operations import (
     Schema,
     limit,
     many,
-    obj,
+    object_schema,
     operation,
     or_null,
     read_number,
@@ -261,7 +261,7 @@ class Scheduler:
         "cleanup",
         Right.OPERATE,
         "Remove now what has expired",
-        obj(removed=table(COUNT)),
+        object_schema(removed=table(COUNT)),
         method="POST",
         path="/cleanup",
         within=PASS_SECONDS,
@@ -273,8 +273,8 @@ class Scheduler:
         "cleanup-plan",
         Right.READ,
         "What the clean-up would remove now, and why",
-        obj(
-            findings=many(obj(what=TEXT, why=TEXT, count=COUNT, examples=many(ANY), more=FLAG)),
+        object_schema(
+            findings=many(object_schema(what=TEXT, why=TEXT, count=COUNT, examples=many(ANY), more=FLAG)),
             paused=or_null(TEXT),
         ),
         path="/cleanup/plan",
@@ -287,7 +287,7 @@ class Scheduler:
         "confirm-clock",
         Right.OPERATE,
         "Accept a clock that jumped ahead, so that mail expires again",
-        obj(ahead_seconds={"type": "integer"}),
+        object_schema(ahead_seconds={"type": "integer"}),
         method="POST",
         path="/clock/confirm",
     )
@@ -299,7 +299,7 @@ class Scheduler:
         "status",
         Right.READ,
         "The scheduler of the instance that answers",
-        obj(
+        object_schema(
             pid=COUNT,
             scheduler=or_null(TEXT),
             collecting=FLAG,
@@ -321,7 +321,7 @@ class Scheduler:
         "job-list",
         Right.READ,
         "The periodic jobs of the instance that answers: when each runs next, and how the last run went",
-        obj(jobs=many(JobView.schema())),
+        object_schema(jobs=many(JobView.schema())),
         path="/jobs",
     )
     async def _list_jobs(self, _request: OperationRequest) -> dict[str, Any]:
@@ -338,7 +338,7 @@ class CleanupHistoryOperations:
         "cleanup-history",
         Right.READ,
         "What passes of the clean-up removed, by instance and minute, the newest first",
-        obj(minutes=many(obj(no=COUNT, instance=TEXT, at=TIME, **_ABOUT)), more=FLAG),
+        object_schema(minutes=many(object_schema(no=COUNT, instance=TEXT, at=TIME, **_ABOUT)), more=FLAG),
         fields={
             "before": or_null(whole("Minutes older than this one.", 0, 2**63 - 1)),
             "limit": limit(MAX_LISTED),
@@ -358,7 +358,7 @@ class CleanupHistoryOperations:
         "cleanup-hours",
         Right.READ,
         "What the clean-up of all instances removed in each of the last hours, the oldest first",
-        obj(hours=many(obj(at=TIME, **_ABOUT))),
+        object_schema(hours=many(object_schema(at=TIME, **_ABOUT))),
         fields={"hours": whole("How many hours, this one among them.", 1, MAX_HOURS, default=48)},
         path="/cleanup/hours",
     )

@@ -33,7 +33,7 @@ from mediator.operate.operations import (
     Right,
     about,
     many,
-    obj,
+    object_schema,
     operation,
     or_null,
     table,
@@ -227,7 +227,7 @@ class ServiceOperations:
         "installation",
         Right.READ,
         "What the doctor finds about the service",
-        obj(findings=many(Finding.schema())),
+        object_schema(findings=many(Finding.schema())),
         fields={"quick": about(FLAG, "Leave out what reads the whole database.")},
         path="/doctor",
     )
@@ -289,7 +289,7 @@ class ServiceOperations:
         "endpoints",
         Right.READ,
         "Where clients connect, and the certificate they see there",
-        obj(nats=_NATS, certificate=or_null(TEXT), http_port=COUNT),
+        object_schema(nats=_NATS, certificate=or_null(TEXT), http_port=COUNT),
         path="/endpoints",
     )
     async def _endpoints(self, _request: OperationRequest) -> Answer:
@@ -305,7 +305,7 @@ class ServiceOperations:
         "overview",
         Right.READ,
         "The instance that answers, whether it is ready, and the use of each tenant",
-        obj(
+        object_schema(
             version=TEXT,
             pid=COUNT,
             instance=TEXT,
@@ -318,7 +318,7 @@ class ServiceOperations:
             checks=table(TEXT),
             pending=COUNT,
             waiting=COUNT,
-            tenants=table(obj(messages=COUNT, bytes=COUNT)),
+            tenants=table(object_schema(messages=COUNT, bytes=COUNT)),
         ),
         path="/overview",
     )
@@ -370,9 +370,9 @@ class SettingsOperations:
         "settings",
         Right.READ,
         "The settings in force, where each came from, and what it means; secrets are masked",
-        obj(
+        object_schema(
             options=many(
-                obj(
+                object_schema(
                     option=TEXT,
                     value=ANY,
                     source=about(TEXT, "`default`, `the command line`, a file, or the variable of the environment."),
@@ -390,7 +390,7 @@ class SettingsOperations:
         "operators-reload",
         Right.ADMIN,
         "Read the operators' tokens of the settings again, which hold from then on",
-        obj(
+        object_schema(
             source=about(TEXT, "Where the tokens are from: a file, a variable, `default` if nowhere."),
             added=about(TEXTS, "Names of operators that are new."),
             removed=about(TEXTS, "Those that have no token any more, whose sessions are over."),

@@ -29,7 +29,7 @@ from mediator.operate.operations import (
     Operations,
     Right,
     about,
-    obj,
+    object_schema,
     operation,
 )
 from mediator.settings.settings import Settings
@@ -97,7 +97,7 @@ class SignIn:
         "local-access",
         Right.ADMIN,
         "What the secret of this machine is good for over HTTP, and the link that signs in to the console with it",
-        obj(
+        object_schema(
             tenant=about(FLAG, "Whether it stands for an API token of tenant `default`."),
             console=about(TEXT, "The link; empty where the settings name operators, or something keeps callers apart."),
         ),
@@ -250,8 +250,12 @@ async def _do_nothing(_request: OperationRequest) -> Answer:
     return {}
 
 
-_SIGN_IN = Operation("sign-in", _do_nothing, Right.READ, "Begin a session of the console", obj(), method="POST")
-_SIGN_OUT = Operation("sign-out", _do_nothing, Right.READ, "End a session of the console", obj(), method="POST")
+_SIGN_IN = Operation(
+    "sign-in", _do_nothing, Right.READ, "Begin a session of the console", object_schema(), method="POST"
+)
+_SIGN_OUT = Operation(
+    "sign-out", _do_nothing, Right.READ, "End a session of the console", object_schema(), method="POST"
+)
 
 
 def _next(given: object) -> str:

@@ -41,7 +41,7 @@ def _raise_file_limit(count: int) -> int:
     return count if soft == resource.RLIM_INFINITY else min(count, soft)
 
 
-def limit_arenas() -> None:
+def limit_malloc_arenas() -> None:
     """Let all threads share a few heaps; to be called before they start. Does nothing without glibc."""
     with suppress(AttributeError):
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, _ARENAS)

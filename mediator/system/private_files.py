@@ -83,7 +83,7 @@ def exposed(data_dir: Path) -> Iterator[Path]:
             yield from filter(_is_exposed, _entries(path))
 
 
-def narrow(data_dir: Path) -> list[Path]:
+def restrict_permissions(data_dir: Path) -> list[Path]:
     """Make exposed files private that belong to this user and to the service alone.
 
     A data directory with other files in it stays as it is: they may be meant for others.

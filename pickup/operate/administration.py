@@ -18,7 +18,7 @@ from mediator.operate.operations import (
     about,
     limit,
     many,
-    obj,
+    object_schema,
     operation,
     or_null,
     read_number,
@@ -54,7 +54,9 @@ class AccessOperations:
         "access-list",
         Right.READ,
         "The allow or the deny list of the DIDComm door",
-        obj(names=many(AccessRuleView.schema()), total=about(COUNT, "How many there are to be paged through.")),
+        object_schema(
+            names=many(AccessRuleView.schema()), total=about(COUNT, "How many there are to be paged through.")
+        ),
         fields={
             "list": VERDICT,
             "text": about(TEXT, "Only what has this in its name or its note."),
@@ -88,7 +90,7 @@ class AccessOperations:
         "access-remove",
         Right.OPERATE,
         "Take a name off the allow or the deny list",
-        obj(list=VERDICT, name=TEXT, removed=FLAG),
+        object_schema(list=VERDICT, name=TEXT, removed=FLAG),
         fields=_FIELDS,
         required=("name",),
         method="DELETE",
@@ -140,7 +142,7 @@ class DidcommOperations:
         "invite",
         Right.OPERATE,
         "Make an invitation",
-        obj(**InvitationView.schema()["properties"], **_URLS),
+        object_schema(**InvitationView.schema()["properties"], **_URLS),
         fields={
             **_TENANT,
             "label": about(TEXT, "How the mediator introduces itself."),
@@ -167,7 +169,7 @@ class DidcommOperations:
         "invitations-list",
         Right.READ,
         "The invitations of a tenant, the newest first",
-        obj(invitations=many(ListedInvitation.schema()), total=COUNT),
+        object_schema(invitations=many(ListedInvitation.schema()), total=COUNT),
         fields={
             **_TENANT,
             "skip": whole("Leave out the first.", 0, MAX_INVITATIONS, default=0),
@@ -188,7 +190,7 @@ class DidcommOperations:
         # Its links let a wallet connect.
         Right.OPERATE,
         "One invitation with its links",
-        obj(**ListedInvitation.schema()["properties"], **_URLS),
+        object_schema(**ListedInvitation.schema()["properties"], **_URLS),
         fields={**_TENANT, "id": INVITATION},
         path="/invitations/{id}",
     )
@@ -202,7 +204,7 @@ class DidcommOperations:
         "invitations-remove",
         Right.OPERATE,
         "Withdraw an invitation",
-        obj(id=INVITATION, removed=FLAG),
+        object_schema(id=INVITATION, removed=FLAG),
         fields={**_TENANT, "id": INVITATION},
         method="DELETE",
         path="/invitations/{id}",
@@ -240,7 +242,7 @@ class DidcommOperations:
         "key-detach",
         Right.OPERATE,
         "Deliver no more mail for a key",
-        obj(key=TEXT, detached=FLAG),
+        object_schema(key=TEXT, detached=FLAG),
         fields=_KEY,
         method="DELETE",
         path="/keys/{key}",
@@ -254,7 +256,7 @@ class DidcommOperations:
         "key-list",
         Right.READ,
         "The keys attached to mailboxes",
-        obj(keys=many(RouteView.schema())),
+        object_schema(keys=many(RouteView.schema())),
         fields={**_TENANT, "limit": limit(MAX_ATTACHED)},
         path="/keys",
     )
@@ -269,7 +271,7 @@ class DidcommOperations:
         "identity-rotate",
         Right.ADMIN,
         "Give a tenant a new DIDComm identity; the old one keeps working",
-        obj(tenant=TEXT, key=TEXT, did=TEXT),
+        object_schema(tenant=TEXT, key=TEXT, did=TEXT),
         fields=_TENANT,
         method="POST",
         path="/identity/rotate",

@@ -22,7 +22,7 @@ from mediator.operate.operations import (
     is_allowed,
     limit,
     many,
-    obj,
+    object_schema,
     operation,
     read_number,
     read_text,
@@ -165,7 +165,7 @@ class ConnectionOperations:
         "connections-list",
         Right.READ,
         "The DIDComm connections of a tenant",
-        obj(connections=many(ConnectionSummary.schema()), more=FLAG, total=COUNT),
+        object_schema(connections=many(ConnectionSummary.schema()), more=FLAG, total=COUNT),
         fields={
             **_TENANT,
             "after": whole("Begin behind this connection.", 0, MAX_NUMBER, default=0),
@@ -187,7 +187,7 @@ class ConnectionOperations:
         "connections-rank",
         Right.READ,
         "DIDComm connections by age, mail or last use, all or those that a text finds",
-        obj(
+        object_schema(
             connections=many(RankedConnection.schema()),
             found=about(COUNT, "How many there are to be paged through."),
             complete=about(FLAG, f"Whether these are all; at most {LOOKED_AT} are compared."),
@@ -268,7 +268,7 @@ class ConnectionOperations:
         "connections-remove",
         Right.OPERATE,
         "Remove a DIDComm connection with its queue",
-        obj(connection=COUNT, removed=FLAG),
+        object_schema(connection=COUNT, removed=FLAG),
         fields=_ONE,
         method="DELETE",
         path="/connections/{connection}",
@@ -306,7 +306,7 @@ class ConnectionOperations:
         "didcomm-stats",
         Right.READ,
         "Totals over the connections of a tenant",
-        obj(
+        object_schema(
             connections=COUNT,
             counted=COUNT,
             live=about(COUNT, "Holders with a session on this instance, of all tenants."),
@@ -345,7 +345,7 @@ class DeliveryOperations:
         "live-sessions",
         Right.READ,
         "Wallets that get their mail pushed by this instance, the newest sessions first",
-        obj(
+        object_schema(
             sessions=many(LiveSessionView.schema()),
             total=COUNT,
         ),
@@ -377,14 +377,14 @@ class DeliveryOperations:
         "didcomm-outbound",
         Right.READ,
         "Envelopes that this instance is sending to endpoints of peers",
-        obj(
+        object_schema(
             messages=COUNT,
             bytes=COUNT,
             max_messages=COUNT,
             max_bytes=COUNT,
             relayed=about(COUNT, "Connections with an endpoint of their own whose mail is being sent there."),
             max_relayed=COUNT,
-            servers=many(obj(server=TEXT, messages=COUNT)),
+            servers=many(object_schema(server=TEXT, messages=COUNT)),
         ),
         fields={"limit": limit(MAX_MESSAGES)},
         path="/didcomm/outbound",

@@ -18,7 +18,7 @@ from mediator.operate.operations import (
     Schema,
     about,
     many,
-    obj,
+    object_schema,
     operation,
     read_text,
 )
@@ -36,7 +36,7 @@ KEPT: Final = 10
 _TTL: Final = 60_000
 """Milliseconds after which the invitation of an attempt ends, should it be left behind."""
 _MS: Schema = {"type": "number", "minimum": 0, "description": "Milliseconds."}
-_TRIAL = obj(
+_TRIAL = object_schema(
     tenant=TEXT,
     didcomm=TEXT,
     at=TIME,
@@ -44,7 +44,7 @@ _TRIAL = obj(
     ms=_MS,
     summary=TEXT,
     advice=about(TEXT, "What to look at when it failed."),
-    steps=many(obj(step=TEXT, what=TEXT, ms=_MS, ok=FLAG)),
+    steps=many(object_schema(step=TEXT, what=TEXT, ms=_MS, ok=FLAG)),
 )
 
 _GENERATION: Schema = {"type": "string", "enum": [each.value for each in Generation], "default": "v1"}
@@ -64,7 +64,7 @@ class TrialOperations:
         "didcomm-tries",
         Right.READ,
         "How the DIDComm door was tried last on this instance",
-        obj(tries=many(_TRIAL), most=COUNT),
+        object_schema(tries=many(_TRIAL), most=COUNT),
         path="/didcomm/try",
     )
     async def _list(self, _request: OperationRequest) -> Answer:

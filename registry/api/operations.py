@@ -35,7 +35,7 @@ from mediator.operate.operations import (
     is_allowed,
     limit,
     many,
-    obj,
+    object_schema,
     operation,
     or_null,
     read_number,
@@ -136,7 +136,7 @@ class RegistryOperations:
         "agent-list",
         Right.READ,
         "Agents of a tenant, all or those that a search finds, best first",
-        obj(
+        object_schema(
             agents=many(ListedAgent.schema()),
             mode=TEXT,
             total=COUNT,
@@ -201,7 +201,7 @@ class RegistryOperations:
         "agent-unregister",
         Right.OPERATE,
         "Remove an agent from the registry",
-        obj(mailbox=ADDRESS, removed=FLAG),
+        object_schema(mailbox=ADDRESS, removed=FLAG),
         fields=_ONE,
         method="DELETE",
         path="/agents/{mailbox}",
@@ -220,7 +220,7 @@ class RegistryOperations:
         "agent-forget-use",
         Right.ADMIN,
         "Forget which requests agents served, those of one agent or all of a tenant",
-        obj(forgotten=about(COUNT, "Votes on the agent, or requests of the tenant.")),
+        object_schema(forgotten=about(COUNT, "Votes on the agent, or requests of the tenant.")),
         fields={"tenant": TENANT, "mailbox": about(ADDRESS, "The mailbox of the agent; all agents without one.")},
         method="POST",
         path="/registry/forget-use",
@@ -234,13 +234,15 @@ class RegistryOperations:
         "registry",
         Right.READ,
         "The index of agents, and the model that embeds them",
-        obj(
+        object_schema(
             loaded=FLAG,
             problem=or_null(TEXT),
             agents=COUNT,
             embedded=COUNT,
             space=or_null(TEXT),
-            model=or_null(obj(name=TEXT, runs=TEXT, space=or_null(TEXT), problem=or_null(TEXT), embedded=COUNT)),
+            model=or_null(
+                object_schema(name=TEXT, runs=TEXT, space=or_null(TEXT), problem=or_null(TEXT), embedded=COUNT)
+            ),
         ),
         path="/registry",
     )
@@ -267,7 +269,7 @@ class RegistryOperations:
         "agents-put",
         Right.ADMIN,
         "Register agents with their vectors",
-        obj(),
+        object_schema(),
         fields={"tenant": TENANT, **_IN_BULK},
         method="POST",
         longest=MAX_LONG_REQUEST,
@@ -293,7 +295,7 @@ class RegistryOperations:
         "agents-embed",
         Right.ADMIN,
         "Keep vectors of agents",
-        obj(embedded=COUNT),
+        object_schema(embedded=COUNT),
         fields=_IN_BULK,
         method="POST",
         audited=False,

@@ -6,7 +6,7 @@ import pytest
 
 from mediator.mailboxes.board import PublicList, list_public
 from mediator.mailboxes.bounds import Bounds
-from mediator.mailboxes.collecting import forget_volatile
+from mediator.mailboxes.collecting import remove_mail_kept_until_start
 from mediator.mailboxes.events import EventType
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.message import Draft, Filter
@@ -31,7 +31,7 @@ def start(store, instance=HERE, limit=1000):
     counts, events = [], []
     while not counts or counts[-1]:
         with store.transaction() as tx:
-            counts.append(forget_volatile(tx, instance, T0, limit))
+            counts.append(remove_mail_kept_until_start(tx, instance, T0, limit))
             events += tx.events
     return counts, events
 

@@ -59,14 +59,14 @@ async def test_instances_end_the_sessions_of_each_other(store: Store) -> None:
     broker = Broker(store, Bounds(), clock=lambda: T0)
     one, two, deaf = (EndedSessions(broker, announcer) for announcer in (Announcements(), Announcements(), None))
     told = asyncio.Event()
-    two.changed = told.set
+    two.on_change = told.set
     for each in (one, two, deaf):
         await each.open()
     await one.end("a", T0 + 1)
     if not broker.alone:
         async with asyncio.timeout(20):
             await told.wait()
-        await deaf.look()
+        await deaf.poll()
         assert [each.has("a", T0 + 1) for each in (two, deaf)] == [True, True]
     for each in (one, two, deaf):
         await each.close()

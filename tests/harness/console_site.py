@@ -16,7 +16,7 @@ from mediator.http.app import build_app
 from mediator.http.callers import HttpCallers
 from mediator.http.health import Health
 from mediator.operate.access import Access, CookieSealer, EndedSessions
-from mediator.operate.activity import PERIOD, Activity
+from mediator.operate.activity import SAMPLE_SECONDS, Activity
 from mediator.operate.long_tasks import LongTaskOperations, LongTasks
 from mediator.operate.mailbox_operations import MailboxOperations, RankingOperations
 from mediator.operate.message_operations import DeadOperations, MessageOperations
@@ -96,7 +96,7 @@ async def console_site(
         host.operations.add_methods(MessageOperations(inner.broker))
         host.operations.add_methods(DeadOperations(inner.broker))
         host.operations.add_methods(ServiceOperations(inner.broker, settings, directory, health, "", 0, ()))
-        host.operations.add_methods(SettingsOperations(settings, access.take))
+        host.operations.add_methods(SettingsOperations(settings, access.apply_settings))
         updater = TenantUpdater(inner.broker, directory, None, None)
         host.operations.add_methods(TenantOperations(inner.broker, settings, directory, updater))
         tasks = LongTasks(settings)
@@ -106,7 +106,7 @@ async def console_site(
         sign_in.add_routes(app)
         activity = Activity(inner.broker, settings, health, inner.metrics.registry, None)
         await activity.open(inner.operations)
-        host.add_job(activity.tick, PERIOD)
+        host.add_job(activity.tick, SAMPLE_SECONDS)
         inner.operations.add_methods(RankingOperations(inner.broker))
         sign_in.render = add_core_pages(host.console, activity, inner.broker)
         host.console.register(app)

@@ -16,7 +16,7 @@ from nats.aio.client import Client
 from mediator.broker import Broker
 from mediator.endpoint import Endpoint
 from mediator.errors import MediatorError
-from mediator.gateway.opening import push_verbs, run_gateway
+from mediator.gateway.opening import run_gateway, verbs_for_gateway
 from mediator.gateway.server import Gateway
 from mediator.mailboxes import sending
 from mediator.mailboxes.bounds import Bounds
@@ -243,7 +243,7 @@ async def joined(
     chosen = GatewaySettings.model_validate(gateway or {})
     options = Endpoint("127.0.0.1", 0), chosen, push, PATIENCE
     running = await stack.enter_async_context(run_gateway(*options, upstreams, connection, broker, metrics))
-    verbs = push_verbs(connection, broker)
+    verbs = verbs_for_gateway(connection, broker)
     door = Door(connection, broker, metrics, accounts or AccountMap({}, ()), door_options, verbs)
     await door.open()
     stack.push_async_callback(door.close, PATIENCE)

@@ -396,7 +396,7 @@ async def test_a_page_follows_a_mailbox(site: ConsoleSite, monkeypatch: pytest.M
 
 async def test_live_pages_end_with_the_session(site: ConsoleSite) -> None:
     await site.core.create()
-    site.host.access.ended.changed = site.host.console.streams.end_forbidden
+    site.host.access.ended.on_change = site.host.console.streams.end_forbidden
     async with ClientSession(cookie_jar=CookieJar(unsafe=True)) as browser:
         origin, bearer = str(site.server.make_url("")).rstrip("/"), await site.get("/console/live")
         await browser.post(f"{origin}/console/sign-in", data={"token": token("read")}, headers={"Origin": origin})
@@ -422,7 +422,7 @@ async def test_live_pages_end_with_the_right(
     assert await anext(events(live)) == b":"
     others = [{"name": "admin", "token": token("admin"), "roles": ["admin"]}]
     changed = [{"name": "read", "token": token("read"), "roles": roles}] if roles else []
-    site.host.access.take(make_settings(data_dir=site.core.data_dir, operators={"tokens": others + changed}))
+    site.host.access.apply_settings(make_settings(data_dir=site.core.data_dir, operators={"tokens": others + changed}))
     # Before anybody ends them: nothing more is written.
     await site.core.send()
     async with asyncio.timeout(PATIENCE):

@@ -405,7 +405,7 @@ async def test_a_sign_out_that_is_not_stored_says_so(tmp_path: Path) -> None:
         assert (answer.status, "you are signed out here" in await answer.text()) == (503, True)
         assert (len(made.session.cookie_jar), (await made.get(headers=copy)).status) == (0, 401)
         store.fails = False
-        await made.ended.look()
+        await made.ended.poll()
     async with site(tmp_path, store=store, operators={"tokens": TOKENS}) as restarted:
         assert (await restarted.get(headers=copy)).status == 401
 

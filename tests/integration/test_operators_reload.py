@@ -63,7 +63,7 @@ async def access(settings: Settings) -> AsyncIterator[Access]:
 @pytest.fixture
 def operations(settings: Settings, access: Access) -> Operations:
     made = Operations()
-    made.add_methods(SettingsOperations(settings, access.take))
+    made.add_methods(SettingsOperations(settings, access.apply_settings))
     return made
 
 
@@ -127,7 +127,7 @@ async def test_tokens_of_the_environment_stay(file: Path, tmp_path: Path, monkey
     settings = installed_settings().load(file, data_dir=tmp_path)
     async with access_of(settings) as access:
         operations = Operations()
-        operations.add_methods(SettingsOperations(settings, access.take))
+        operations.add_methods(SettingsOperations(settings, access.apply_settings))
         write(file, ada=(BEN, "admin"))
         answer = await reload(operations)
         assert (answer["source"], answer["changed"]) == ("MEDIATOR_OPERATORS__TOKENS", [])

@@ -44,7 +44,7 @@ class EchoPart(Part):
         from aiohttp import web
 
         from mediator.operate.operations import Operation, Right
-        from mediator.operate.operations import TEXT, obj
+        from mediator.operate.operations import TEXT, object_schema
 
         greeting = host.settings.section(EchoSettings).greeting
 
@@ -63,7 +63,8 @@ class EchoPart(Part):
         host.add_verb("ECHO.SAY", "ECHO", say)
         host.app.router.add_get("/echo", page)
         host.add_health_check("echo", healthy)
-        host.operations.add(Operation("echo", command, Right.READ, "Say the greeting", obj(said=TEXT), path="/echo"))
+        answer = object_schema(said=TEXT)
+        host.operations.add(Operation("echo", command, Right.READ, "Say the greeting", answer, path="/echo"))
         yield
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mediator.errors import BadRequestError
 from mediator.gateway import broadcasts
 from mediator.gateway.broadcasts import BACKLOG, BACKLOG_BYTES, BroadcastChannel, BroadcastHub
-from mediator.gateway.opening import push_verbs
+from mediator.gateway.opening import verbs_for_gateway
 from mediator.gateway.subscription import BroadcastMessage, InFlightCounter, Subscription
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.pushing import WINDOW, WINDOW_BYTES
@@ -225,7 +225,7 @@ async def test_a_broadcast_without_a_name_is_told_what_is_missing(subject: str) 
     connection, broker = Mock(spec=NatsConnection), Mock()
     broker.knows.return_value = False
     options = DoorOptions(accounts=False, instance="one", max_pending=10)
-    door = Door(connection, broker, Metrics(), AccountMap({}, ()), options, push_verbs(connection, broker))
+    door = Door(connection, broker, Metrics(), AccountMap({}, ()), options, verbs_for_gateway(connection, broker))
     replied = asyncio.get_running_loop().create_future()
     door.receive(Request(f"$mq9.AI.{subject}", b"reply", b"x", None, answer=replied.set_result))
     reply = orjson.loads(await asyncio.wait_for(replied, 5))

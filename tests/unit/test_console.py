@@ -10,7 +10,17 @@ from mediator.console.console import read_form
 from mediator.console.streams import Broadcast, event
 from mediator.errors import BadRequestError
 from mediator.operate.activity import percentile
-from mediator.operate.operations import COUNT, FLAG, TEXT, Operation, OperationRequest, Right, many, obj, or_null
+from mediator.operate.operations import (
+    COUNT,
+    FLAG,
+    TEXT,
+    Operation,
+    OperationRequest,
+    Right,
+    many,
+    object_schema,
+    or_null,
+)
 
 
 async def refuse(_request: OperationRequest) -> dict[str, object]:
@@ -22,14 +32,14 @@ OPERATION = Operation(
     refuse,
     Right.READ,
     "Do it",
-    obj(),
+    object_schema(),
     fields={
         "name": TEXT,
         "number": or_null(COUNT),
         "ids": or_null(many(COUNT)),
         "sure": FLAG,
         "note": or_null(TEXT),
-        "of": obj(low=or_null(COUNT), high=or_null(COUNT)),
+        "of": object_schema(low=or_null(COUNT), high=or_null(COUNT)),
     },
 )
 

@@ -8,10 +8,10 @@ import pytest
 
 PROGRAM = """
 import ctypes, sys, threading
-from mediator.system.limits import limit_arenas
+from mediator.system.limits import limit_malloc_arenas
 
 if sys.argv[2] == "limited":
-    limit_arenas()
+    limit_malloc_arenas()
 libc = ctypes.CDLL(None)
 libc.malloc.restype = libc.fopen.restype = ctypes.c_void_p
 here = threading.Barrier(16)

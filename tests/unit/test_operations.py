@@ -16,7 +16,7 @@ from mediator.operate.operations import (
     Right,
     limit,
     many,
-    obj,
+    object_schema,
     payload,
 )
 from mediator.operate.service_operations import ServiceOperations
@@ -67,9 +67,9 @@ async def test_payloads_need_their_own_right() -> None:
     async def show(_request: dict[str, Any]) -> dict[str, Any]:
         return {"messages": [{"id": 1, "body": "secret"}], "body": "open", "first": {"body": "secret"}}
 
-    message = obj(id=COUNT, body=payload(TEXT))
+    message = object_schema(id=COUNT, body=payload(TEXT))
     operations = Operations()
-    operations.add(operation("show", show, answer=obj(messages=many(message), body=TEXT, first=message)))
+    operations.add(operation("show", show, answer=object_schema(messages=many(message), body=TEXT, first=message)))
     assert await operations.run(actor("read"), "show", {}) == {"messages": [{"id": 1}], "body": "open", "first": {}}
     assert (await operations.run(actor("read-payload"), "show", {}))["first"] == {"body": "secret"}
 
