@@ -27,7 +27,7 @@ import mediator.system.leash
 
 LEASH = [sys.executable, "-I", "-S", mediator.system.leash.__file__]
 """Runs a program that ends with the process whose id comes next."""
-IMPORTED = ("mediator.cli", "mediator.app", "uvloop", "pickup.door", "pickup.operate.console", "registry.service")
+IMPORTED = ("mediator.app", "uvloop", "pickup.door", "pickup.operate.console", "registry.service")
 """What `mediator serve` imports with its default settings, and with ``registry.semantic`` off."""
 _ROOT = Path(__file__).parents[2]
 _OWN = ("MEDIATOR_", "PYTEST_")
@@ -170,10 +170,16 @@ def _set_up(output: int, folder: str, environment: dict[str, str]) -> None:
 
 
 if __name__ == "__main__":
+    from mediator.cli import build_app
+    from mediator.parts import installed_settings
+
     # OpenBLAS would start threads.
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     for name in IMPORTED:
         importlib.import_module(name)
+    # Both are remembered, and depend on nothing but what is installed.
+    build_app()
+    installed_settings()
     gc.collect()
     gc.freeze()
     sys.argv[1:] = _serve()
