@@ -50,9 +50,9 @@ class Liveness:
         """Return how long an agent with a ``ttl`` above 0 may be silent until it is gone."""
         return ttl + max(ttl, self.grace)
 
-    def after_outage(self, last_sign: int, now: int) -> "Liveness":
-        """Return the same after a start at ``now``; the last sign of life of any agent came at ``last_sign``."""
-        return replace(self, outage_from=last_sign, outage_until=now)
+    def ignoring_downtime(self, last_seen: int, now: int) -> "Liveness":
+        """Return the same after a start at ``now``; the last sign of life of any agent came at ``last_seen``."""
+        return replace(self, outage_from=last_seen, outage_until=now)
 
     def state(self, ttl: int, seen_at: int, now: int) -> State:
         """Return the state of an agent."""
@@ -262,7 +262,7 @@ class MemoryPolicy:
     """Where it is on in any case."""
     signs: Set[str] = frozenset()
     """Tenants where a message to an agent that was just found is a weak sign (G8)."""
-    parties: Callable[[str], int] = lambda _tenant: 0
+    count_credentials: Callable[[str], int] = lambda _tenant: 0
     """Returns how many credentials a tenant has."""
     max_requests: int = 100_000
     """Requests of a tenant that are remembered."""
@@ -277,11 +277,11 @@ class MemoryPolicy:
 
     def several(self, tenant: str) -> bool:
         """Return whether parties share a tenant that may have interests of their own."""
-        return self.parties(tenant) > 1
+        return self.count_credentials(tenant) > 1
 
     def is_only_party(self, tenant: str, credential: str) -> bool:
         """Return whether a caller is the only party of a tenant: beside a credential, anonymous callers are others."""
-        return self.parties(tenant) <= (1 if credential else 0)
+        return self.count_credentials(tenant) <= (1 if credential else 0)
 
 
 NO_MEMORY = MemoryPolicy()

@@ -65,8 +65,8 @@ async def run_registry(
     has the model, ``reranker`` orders the best agents again. Nothing here waits for a model or for the index.
     """
     async with AsyncExitStack() as stack:
-        last_sign = await broker.read(lambda tx, _: tx.table(RegistryTables).agents.last_sign())
-        liveness = liveness.after_outage(last_sign, broker.clock())
+        last_seen = await broker.read(lambda tx, _: tx.table(RegistryTables).agents.last_seen())
+        liveness = liveness.ignoring_downtime(last_seen, broker.clock())
         updater = IndexUpdater(broker, liveness)
         shared = announcer is not None
         models = None

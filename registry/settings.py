@@ -171,13 +171,13 @@ class RegistrySettings(PartSettings):
         """The model, or one name for all of ``models``."""
         return join_models(self.models) if self.models else self.model
 
-    def memory_policy(self, parties: Callable[[str], int] = lambda _tenant: 0) -> MemoryPolicy:
-        """Return for whom is remembered what; ``parties`` returns how many credentials a tenant has."""
+    def memory_policy(self, count_credentials: Callable[[str], int] = lambda _tenant: 0) -> MemoryPolicy:
+        """Return for whom is remembered what; ``count_credentials`` returns how many credentials a tenant has."""
         return MemoryPolicy(
             self.memory,
             frozenset(self.memory_tenants),
             frozenset(self.memory_signs),
-            parties,
+            count_credentials,
             self.memory_requests,
             self.memory_days * DAY,
         )

@@ -202,7 +202,7 @@ class Agents(_ClockedTable):
             for revision, no, tenant, card_revision, ttl, seen_at, embedded, removed in rows
         ]
 
-    def last_sign(self) -> int:
+    def last_seen(self) -> int:
         """Return when any agent with a ttl was last seen, 0 if there is none."""
         [(at,)] = self._execute("SELECT MAX(seen_at) FROM agent WHERE ttl > 0")
         return at or 0

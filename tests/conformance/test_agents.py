@@ -47,13 +47,13 @@ def removal(no, revision, at=T0, tenant=TENANT) -> AgentChange:
 
 
 @pytest.mark.rule("G3")
-def test_the_last_sign_of_life_is_of_agents_with_a_ttl(store):
+def test_the_last_seen_of_life_is_of_agents_with_a_ttl(store):
     with within(store.transaction(), RegistryTables) as tx:
-        assert tx.agents.last_sign() == 0
+        assert tx.agents.last_seen() == 0
         add(tx, "a", ttl=60, now=T0 + 2)
         add(tx, "b", ttl=60, now=T0 + 1)
         add(tx, "c", now=T0 + 3)
-        assert tx.agents.last_sign() == T0 + 2
+        assert tx.agents.last_seen() == T0 + 2
 
 
 @pytest.mark.rule("G1", "G2")

@@ -32,7 +32,7 @@ from tests.harness.waiting import until
 SPACE = "model/3/1"
 NKEY = "U" + "A" * 55
 VECTOR = np.ones(4, np.float32) / 2
-ALONE, SHARED = MemoryPolicy("auto"), MemoryPolicy("on", parties=lambda _tenant: 2)
+ALONE, SHARED = MemoryPolicy("auto"), MemoryPolicy("on", count_credentials=lambda _tenant: 2)
 
 
 class Bus(Announcer):
@@ -106,7 +106,7 @@ async def test_own_agents_cannot_be_praised_among_several(policy: MemoryPolicy, 
 @pytest.mark.rule("G6")
 @pytest.mark.parametrize("parties", [0, 1, 2])
 async def test_anonymous_callers_are_one_beside_a_credential(parties: int) -> None:
-    policy = MemoryPolicy("on", parties=lambda _tenant: parties)
+    policy = MemoryPolicy("on", count_credentials=lambda _tenant: parties)
     async with instance(ram_store(), SPACE, policy=policy) as one:
         done = await one.directory.register("default", b'{"mailbox": "agent.boats"}', "user ann")
         voters = set()
@@ -201,14 +201,14 @@ def test_the_memory_is_off_where_parties_share_a_tenant() -> None:
         "keys": {"api_tokens": ["a" * 20, "b" * 20]},
     }
     directory = TenantDirectory(Settings.model_validate({"tenants": tenants}), lambda: 0)
-    policy = MemoryPolicy("auto", parties=directory.parties)
+    policy = MemoryPolicy("auto", count_credentials=directory.parties)
     names = ("alone", "shared", "keys", "default")
     assert [policy.applies_to(name) for name in names] == [True, False, False, True]
     assert replace(policy, tenants=frozenset({"shared"})).applies_to("shared")
     assert not any(replace(policy, mode="off").applies_to(name) for name in names)
     assert all(replace(policy, mode="on").applies_to(name) for name in names)
     external = TenantDirectory(make_settings(nats_url="nats://127.0.0.1:4223"), lambda: 0)
-    assert not replace(policy, parties=external.parties).applies_to("default"), "its users are not known here"
+    assert not replace(policy, count_credentials=external.parties).applies_to("default"), "its users are not known here"
 
 
 @pytest.mark.rule("G6")

@@ -40,7 +40,7 @@ def test_without_a_ttl_an_agent_is_always_alive(seen_at: int, now: int) -> None:
 
 @pytest.mark.rule("G3")
 def test_after_an_outage_the_grace_begins_anew() -> None:
-    liveness = Liveness(grace=300).after_outage(last_sign=10_000, now=90_000)
+    liveness = Liveness(grace=300).ignoring_downtime(last_seen=10_000, now=90_000)
     assert liveness.state(60, 9_990, 90_000) is State.STALE
     assert liveness.state(60, 9_990, 90_299) is State.STALE
     assert liveness.state(60, 9_990, 90_300) is State.GONE
