@@ -75,7 +75,7 @@ class Broker:
         self._listeners: list[Callable[[Committed], None]] = [self._wake_waiters]
         self.freeze_guard = None if store.quick else FreezeGuard()
         """Notices that the process was frozen, where other instances go on with the same store meanwhile."""
-        self._writer = make_writer(store, clock, max_pending, self._notify, observers, self.freeze_guard)
+        self._writer = make_writer(store, clock, max_pending, self._listeners, observers, self.freeze_guard)
         self._readers = ThreadPoolExecutor(READER_THREADS, thread_name_prefix="store-reader")
         self._reading = 0
         self._max_pending = max_pending
@@ -398,10 +398,6 @@ class Broker:
     def _change_soon(self, request: "_R", verb: "Callable[[Transaction, _R, int], T]", done: Done) -> None:
         key = request.tenant, request.address
         self._writer.submit(key, lambda tx, now: verb(tx, request, now), done, when_full=True)
-
-    def _notify(self, committed: Committed) -> None:
-        for listener in self._listeners:
-            listener(committed)
 
     def _wake_waiters(self, committed: Committed) -> None:
         if self._waiters:

@@ -79,7 +79,7 @@ class RequestSeries(Collector):
         self._durations: defaultdict[str, _Durations] = defaultdict(_Durations)
 
     def count(self, verb: str, outcome: str, seconds: float) -> None:
-        """Count one request."""
+        """Count one answered request; ``verb`` is a word of ours, ``outcome`` is :data:`OK` or an error's code."""
         self._counts[verb, outcome] += 1
         durations = self._durations[verb]
         durations.total += seconds
@@ -120,8 +120,8 @@ class Metrics:
         ProcessCollector(registry=registry)
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         histogram = partial(Histogram, registry=registry)
-        self._requests = RequestSeries()
-        registry.register(self._requests)
+        self.requests = RequestSeries()
+        registry.register(self.requests)
         messages = counter("mediator_messages", "What happened to messages, by lane.", ["event", "lane"])
         self._messages = {
             what: tuple(messages.labels(word, lane) for lane in _LANE_WORDS) for what, word in MESSAGE_EVENTS.items()
@@ -180,10 +180,6 @@ class Metrics:
             ["reason"],
         )
         self.nats_up = gauge("mediator_nats_up", "1 while connected to NATS.")
-
-    def request(self, verb: str, outcome: str, seconds: float) -> None:
-        """Count one answered request; ``verb`` is a word of ours, ``outcome`` is :data:`OK` or an error's code."""
-        self._requests.count(verb, outcome, seconds)
 
     def committed(self, committed: Committed) -> None:
         """Count one commit of the store, and what it did to messages and mailboxes."""

@@ -304,7 +304,7 @@ class Vectors(_ClockedTable):
         found = [UnembeddedCard(*row) for row in rows]
         if len(found) == limit:
             return found, found[-1].no
-        more = self._session.first("SELECT no FROM agent WHERE no > ? ORDER BY no LIMIT 1", (last,))
+        more = self._dialect.first("SELECT no FROM agent WHERE no > ? ORDER BY no LIMIT 1", (last,))
         return found, None if more is None else more[0] - 1
 
     def count(self, space: str) -> int:
@@ -316,7 +316,7 @@ class Vectors(_ClockedTable):
         # One step a space: DISTINCT would go through all rows.
         found: list[str] = []
         sql = "SELECT space FROM agent_vectors WHERE space > ? ORDER BY space LIMIT 1"
-        while (row := self._session.first(sql, (found[-1] if found else "",))) is not None:
+        while (row := self._dialect.first(sql, (found[-1] if found else "",))) is not None:
             found.append(row[0])
         return found
 
@@ -376,7 +376,7 @@ class Memory(_ClockedTable):
 
     def find_vote(self, query: RecentSearch, agent_no: int, voter: int) -> int | None:
         """Return the value of a voter's vote on an agent for this request, None without one."""
-        row = self._session.first(
+        row = self._dialect.first(
             "SELECT value FROM request_vote JOIN past_request ON no = request_no"
             " WHERE tenant = ? AND digest = ? AND agent_no = ? AND voter = ?",
             (query.tenant, digest_of(query.text), agent_no, voter),

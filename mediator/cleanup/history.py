@@ -59,7 +59,7 @@ class CleanupHistory(Table):
 
     def add(self, passes: CleanupPasses) -> None:
         """Keep passes, and forget the oldest beyond the bound."""
-        last = self._session.first(
+        last = self._dialect.first(
             f"SELECT no, {self._COLUMNS} FROM cleanup_history WHERE instance = ? ORDER BY no DESC LIMIT 1",
             (passes.instance,),
         )

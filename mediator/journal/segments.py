@@ -52,7 +52,8 @@ class Segments:
         self._total_bytes = total_bytes
         self._segment_seconds = segment_seconds
         self._on_drop = on_drop
-        self._active: Path | None = None
+        self.active: Path | None = None
+        """The file that is open."""
         self._file = -1
         self._number = 0
         self._size = 0
@@ -86,11 +87,6 @@ class Segments:
         self._size += len(lines)
 
     @property
-    def is_open(self) -> bool:
-        """Whether a file is open."""
-        return self._active is not None
-
-    @property
     def rotation_due(self) -> bool:
         """Whether it is time for a new file."""
         old = time.monotonic() - self._opened_at >= self._segment_seconds
@@ -99,11 +95,11 @@ class Segments:
     @property
     def has_lines(self) -> bool:
         """Whether the open file has lines."""
-        return self._active is not None and self._size > 0
+        return self.active is not None and self._size > 0
 
     def rotate(self, number: int) -> None:
         """Begin a new file and then close the one before, so that a crash between them shows in two open files."""
-        before, file, size = self._active, self._file, self._size
+        before, file, size = self.active, self._file, self._size
         self._create(number)
         os.close(file)
         assert before is not None
@@ -112,10 +108,10 @@ class Segments:
 
     def close(self, complete: bool) -> None:
         """Close the file; unless ``complete`` it keeps its open name for the next start to check."""
-        if self._active is None:
+        if self.active is None:
             return
         os.close(self._file)
-        path, self._active = self._active, None
+        path, self.active = self.active, None
         if complete:
             self._finish(path, self._size)
 
@@ -137,7 +133,7 @@ class Segments:
             os.close(file)
             path.unlink()
             raise
-        self._file, self._active, self._number, self._size = file, path, number, 0
+        self._file, self.active, self._number, self._size = file, path, number, 0
         self._opened_at = time.monotonic()
 
     def _finish(self, path: Path, size: int) -> None:
@@ -263,7 +259,7 @@ def encode(
     events: Sequence[Event], *, instance: str, seqs: Iterator[int], after: int | None, mark: int | None
 ) -> tuple[bytes, int]:
     """Return whole lines and the last seq; ``after`` is the seq before the first, ``mark`` goes with the last line."""
-    parts = list(_parts(events))
+    parts = _parts(events)
     lines = []
     for index, (tenant, columns) in enumerate(parts):
         seq = next(seqs)
@@ -309,16 +305,18 @@ def count_accepted(folder: Path, since: int) -> int:
     return count
 
 
-def _parts(events: Sequence[Event]) -> Iterator[tuple[str, Sequence[Sequence[Any]]]]:
+def _parts(events: Sequence[Event]) -> list[tuple[str, Sequence[Sequence[Any]]]]:
     """Split events by tenant (nearly always one) and into lines."""
     if not events:
-        yield "", ((),) * len(COLUMNS)
+        return [("", ((),) * len(COLUMNS))]
+    parts: list[tuple[str, Sequence[Sequence[Any]]]] = []
     for start in range(0, len(events), LINE_EVENTS):
         some = events[start : start + LINE_EVENTS]
         what, at, tenant, *others = zip(*some, strict=True)
         if tenant.count(tenant[0]) == len(some):
-            yield tenant[0], (at, what, *others)
+            parts.append((tenant[0], (at, what, *others)))
             continue
         for name in dict.fromkeys(tenant):
             what, at, _, *others = zip(*(event for event in some if event.tenant == name), strict=True)
-            yield name, (at, what, *others)
+            parts.append((name, (at, what, *others)))
+    return parts

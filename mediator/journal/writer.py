@@ -210,9 +210,10 @@ class JournalWriter:
 
     def observe(self, tx: Transaction, now: int) -> Callable[[], None] | None:
         """Record the events of a transaction; see :data:`mediator.store.writer.Observer`."""
-        events, tail = tx.events, tx.tail
-        rebuildable = tail.ordered and not tail.removed
-        if not events and (rebuildable or not tail.ordered):
+        events, ordered = tx.events, tx.session.dialect.ordered
+        # Where messages were removed, places behind the last mark may be taken anew.
+        rebuildable = ordered and not tx.session.removed
+        if not events and (rebuildable or not ordered):
             return None
         if self._state is State.CLOSED:
             raise RuntimeError("the store was changed before the journal was started")
@@ -224,14 +225,14 @@ class JournalWriter:
         needs_row = not (
             rebuildable
             and self._state is State.WRITING
-            and self._segments.is_open
+            and self._segments.active is not None
             and len(self._pending) + self._unsaved_events < UNSAVED_EVENTS
             and all(event.type in _REBUILDABLE for event in events)
         )
         if not needs_row and self._unmarked < MARK_EVENTS:
             self._committing = events
             return self._queue_events
-        mark = tail.mark() if tail.ordered else None
+        mark = tx.tail.mark() if ordered else None
         with self._lock:
             self._encode_pending()
             entry = self._encode(events, mark)
@@ -239,7 +240,7 @@ class JournalWriter:
         if self._waiting_bytes >= WAITING_BYTES:
             return partial(self._drop, entry, now)
         if needs_row:
-            tail.add(self._instance, b"".join((*lines, entry.lines)), now)
+            tx.tail.add(self._instance, b"".join((*lines, entry.lines)), now)
         return partial(self._queue_entry, entry, needs_row, mark is not None)
 
     def _queue_events(self) -> None:
@@ -362,7 +363,7 @@ class JournalWriter:
         written = True
         waits = self._pending or self._waiting or self._dropped
         closings = list(self._closings)
-        if waits or closings or self._segments.rotation_due or not self._segments.is_open or self._problem:
+        if waits or closings or self._segments.rotation_due or self._segments.active is None or self._problem:
             written = await asyncio.to_thread(self.flush, bool(closings))
         self._answer_rotations(closings, written)
         if written and (self._queued_rows or self._new_rows or self._loop.time() >= self._adopt_at):
@@ -396,7 +397,7 @@ class JournalWriter:
     def flush(self, close: bool = False) -> bool:
         """Write what is queued, and with ``close`` close the open file; return whether the disk accepted it."""
         try:
-            if not self._segments.is_open:
+            if self._segments.active is None:
                 self._segments.open(self._written_seq + 1)
             with self._lock:
                 self._encode_pending()

@@ -125,20 +125,16 @@ class Claims:
         self._of_connection: defaultdict[str, set[int]] = defaultdict(set)
         self.size = 0
         """How much of the bound on all groups is taken."""
-        self._before: list[tuple[int, str, Consumer]] = []
-        """What the transaction changed, as it was before."""
-
-    def begin(self) -> None:
-        """Take note that a transaction begins, and that the one before was committed."""
-        self._before.clear()
+        self.undo: list[tuple[int, str, Consumer]] = []
+        """What the transaction changed, as it was before; the next transaction clears it."""
 
     def roll_back(self) -> None:
         """Undo what the transaction handed out and acknowledged; what it forgot stays forgotten."""
-        for group_no, connection, before in reversed(self._before):
+        for group_no, connection, before in reversed(self.undo):
             group = self._groups.get(group_no)
             if group is not None and connection in group.consumers:
                 self._put(group_no, group, connection, before)
-        self._before.clear()
+        self.undo.clear()
 
     def consumer(self, group_no: int, connection: str) -> Consumer:
         """Return what is known of a connection in a group."""
@@ -252,7 +248,7 @@ class Claims:
         return keys
 
     def _change(self, group_no: int, group: GroupClaims, connection: str, consumer: Consumer) -> None:
-        self._before.append((group_no, connection, group.consumers.get(connection, _NOBODY)))
+        self.undo.append((group_no, connection, group.consumers.get(connection, _NOBODY)))
         self._put(group_no, group, connection, consumer)
 
     def _put(self, group_no: int, group: GroupClaims, connection: str, consumer: Consumer) -> None:

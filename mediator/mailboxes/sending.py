@@ -88,7 +88,7 @@ def send(
         show(tx, mailbox, message, archive, now, EventType.STORED)
     else:
         tx.delays.add(Delayed(0, mailbox.no, due_at, archive, message))
-        tx.due = due_at if tx.due is None else min(tx.due, due_at)
+        tx.session.due = due_at if tx.session.due is None else min(tx.session.due, due_at)
         tx.events.append(Event(EventType.DELAYED, now, mailbox.tenant, mailbox.no, draft.lane, HIDDEN_ID, size, now))
     if draft.dedup_id is not None:
         until = now + DEDUP_SPAN if expire_at is None else min(now + DEDUP_SPAN, expire_at)

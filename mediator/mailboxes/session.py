@@ -47,6 +47,9 @@ class Dialect(Protocol):
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
         """Run a statement with ``?`` places and return its rows."""
 
+    def first(self, sql: str, parameters: Sequence[Any] = ()) -> Row | None:
+        """Run a statement and return its first row, if it has any."""
+
     def many(self, sql: str, parameters: Sequence[Sequence[Any]]) -> None:
         """Run a statement for each row of parameters."""
 
@@ -101,10 +104,9 @@ def send_only_addresses(dialect: Dialect) -> SendOnlyAddresses:
     return dialect.send_only
 
 
-def chunks(values: Sequence[int], size: int = 500) -> Iterator[Sequence[int]]:
+def chunks(values: Sequence[int], size: int = 500) -> list[Sequence[int]]:
     """Split parameters so that no statement has too many."""
-    for start in range(0, len(values), size):
-        yield values[start : start + size]
+    return [values[start : start + size] for start in range(0, len(values), size)]
 
 
 # What a store remembers between transactions.
@@ -254,7 +256,7 @@ class Session:
         self.mailboxes = mailboxes
         self.positions = positions
         self.claims = Claims() if claims is None else claims
-        self.claims.begin()
+        self.claims.undo.clear()
         self.full = full
         self.touched: dict[int, KeptMailbox] = {}
         self.removed = False
@@ -270,6 +272,7 @@ class Session:
         self.changed: set[Hashable] = set()
         """What parts keep in memory beyond a transaction, and this one changes."""
         self.due: int | None = None
+        """The earliest time at which a message that was delayed here falls due."""
         self._counts = counts
         self.tables: dict[Callable[[Session], Any], Any] = {}
         """By their classes, those that were used."""
@@ -353,14 +356,16 @@ class Session:
 
     def flush_held(self) -> None:
         """Write the counts of recipients; none is kept of who has nothing, or keys of old would pile up."""
-        if self._held:
-            changed, self._held = self._held, {}
+        changed, self._held = self._held, {}
+        if changed:
             self.dialect.save_held([(*place, *counts) for place, counts in sorted(changed.items())])
 
     def write_mailboxes(self) -> None:
         """Write what is still held back of the mailboxes and their messages."""
-        self.flush()
-        self.flush_held()
+        if self._unwritten:
+            self.flush()
+        if self._held:
+            self.flush_held()
         if self.touched:
             self.dialect.save_mailboxes(list(self.touched.values()))
 
@@ -381,11 +386,6 @@ class Session:
     def one(self, sql: str, parameters: Sequence[Any] = ()) -> Row:
         """Return the only row of a statement that always has one."""
         return self.dialect.execute(sql, parameters)[0]
-
-    def first(self, sql: str, parameters: Sequence[Any] = ()) -> Row | None:
-        """Return the first row of a statement, if it has any."""
-        found = self.dialect.execute(sql, parameters)
-        return found[0] if found else None
 
 
 class table(Generic[T]):

@@ -54,15 +54,6 @@ class Transaction:
         """Return the transaction's table, or tables, of a class; made when they are first asked for."""
         return self.session.table(kind)
 
-    @property
-    def due(self) -> int | None:
-        """The earliest time at which a message that was delayed here falls due."""
-        return self.session.due
-
-    @due.setter
-    def due(self, due: int | None) -> None:
-        self.session.due = due
-
     def control_key(self, made: bytes) -> bytes:
         """Return the key of control messages that all instances on this database share: ``made``, if none is kept."""
         self.session.dialect.execute("INSERT INTO control_key (no, key) VALUES (1, ?) ON CONFLICT DO NOTHING", (made,))

@@ -89,23 +89,17 @@ class ReplyQueue:
         self.bytes_in_flight = 0
 
     @property
-    def full(self) -> bool:
-        """Whether too many bytes are under way."""
-        return self.bytes_in_flight > MAX_HELD_BYTES
-
-    @property
     def budget(self) -> int:
         """Bytes that a reply may have."""
         return self._connection.max_payload - REPLY_MARGIN
 
     def room(self) -> int:
         """Return ``budget`` to work that has waited and now reads into memory; raises :class:`BusyError`."""
-        if self.full:
-            raise BusyError("too many bytes are under way")
+        self.check_room(0)
         return self.budget
 
     def check_room(self, size: int) -> None:
-        """Raise :class:`BusyError` if a message is too large beside all that is under way."""
+        """Raise :class:`BusyError` if so many bytes are too many beside all that is under way."""
         if self.bytes_in_flight + size > MAX_HELD_BYTES:
             raise BusyError("too many bytes are under way")
 

@@ -76,7 +76,7 @@ class Door:
         """``verbs`` are those of other packages, by subject behind the prefix; a final dot stands for a tail."""
         self._connection = connection
         self._broker = broker
-        self._metrics = metrics
+        self._requests = metrics.requests
         self._send_listeners = send_listeners
         self._accounts = accounts
         self._options = options
@@ -216,7 +216,7 @@ class Door:
         """Answer a request, count it, and log it at debug level; without the address, which is a secret (A7)."""
         message, verb = pending.message, pending.verb
         seconds = time.perf_counter() - pending.started
-        self._metrics.request(verb, result, seconds)
+        self._requests.count(verb, result, seconds)
         if self._logs_requests:
             ms = round(seconds * 1000, 3)
             log.debug("request", verb=verb, tenant=pending.tenant, result=result, ms=ms, request_id=_scope(message).id)
@@ -240,7 +240,8 @@ class Door:
 
     def _start_task(self, verb: Verb, pending: PendingRequest) -> None:
         """Admit a request and answer it in a task; raises :class:`BusyError`."""
-        if self._replies.full or self._body_bytes + pending.size > MAX_BODY_BYTES:
+        self._replies.check_room(0)
+        if self._body_bytes + pending.size > MAX_BODY_BYTES:
             raise BusyError("too many bytes are under way")
         if not self._broker.knows(pending.connection_name):
             pending.connection_name = ""

@@ -75,7 +75,7 @@ class AuditTable(Table):
     def repeat(self, no: int, at: int) -> bool:
         """Count an act once more in an entry; whether it is still there."""
         sql = "UPDATE audit_log SET times = times + 1, last_at = ? WHERE no = ? RETURNING no"
-        return self._session.first(sql, (at, no)) is not None
+        return self._dialect.first(sql, (at, no)) is not None
 
     def newest(self, wanted: Mapping[str, Any], limit: int) -> list[AuditEntry]:
         """Return entries that meet all conditions, such as ``{"no < ?": 7}``, the newest first."""

@@ -276,7 +276,7 @@ class Runs(Table):
 
     def end(self, no: int, ending: Ending, now: int) -> Run | None:
         """Keep how a run ended; None when it has ended already, or is not there any more."""
-        row = self._session.first(
+        row = self._dialect.first(
             "UPDATE pipeline_run SET ended_at = ?, outcome = ?, numbers = ?, error = ?"
             f" WHERE no = ? AND ended_at IS NULL RETURNING {_RUN}",
             (now, ending.outcome.value, orjson.dumps(dict(ending.numbers)).decode(), ending.error, no),
@@ -291,7 +291,7 @@ class Runs(Table):
 
     def get(self, no: int) -> tuple[Run, str] | None:
         """Return a run with the end of its output; None if it is not there any more."""
-        row = self._session.first(f"SELECT {_RUN}, log FROM pipeline_run WHERE no = ?", (no,))
+        row = self._dialect.first(f"SELECT {_RUN}, log FROM pipeline_run WHERE no = ?", (no,))
         return None if row is None else (_run(row[:-1]), row[-1])
 
     def newest(self, limit: int) -> list[Run]:

@@ -33,9 +33,8 @@ class Store(Protocol):
     quick: bool
     """Whether the database is in this process, so that reading a row costs less than a turn of a thread."""
 
-    @property
-    def commits_fast(self) -> bool:
-        """Whether commits lately took so little that the event loop may wait for one itself."""
+    commits_fast: bool
+    """Whether commits lately took so little that the event loop may wait for one itself."""
 
     @property
     def waits_for(self) -> str | None:

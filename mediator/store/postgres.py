@@ -345,6 +345,11 @@ class PostgresDialect:
             return []
         return self.wire.ask(sql, parameters)
 
+    def first(self, sql: str, parameters: Sequence[Any] = ()) -> Row | None:
+        """Run a statement and return its first row, if it has any."""
+        found = self.execute(sql, parameters)
+        return found[0] if found else None
+
     def many(self, sql: str, parameters: Sequence[Sequence[Any]]) -> None:
         """Run a statement for each row of parameters, an INSERT of several rows as one of arrays."""
         arrays = _as_arrays(sql) if len(parameters) > 1 and None not in parameters[0] else None

@@ -84,13 +84,11 @@ class Pace:
 
     def __init__(self) -> None:
         self._usual = 2 * FAST_SECONDS
-        self.fast = False
-        """Whether the next commit is likely to be fast."""
 
-    def note(self, seconds: float) -> None:
-        """Count in how long a commit took that wrote something."""
+    def note(self, seconds: float) -> bool:
+        """Count in how long a commit took that wrote something; return whether the next one is likely to be fast."""
         self._usual += (seconds - self._usual) * WEIGHT
-        self.fast = self._usual < FAST_SECONDS
+        return self._usual < FAST_SECONDS
 
 
 class SqliteStore:
@@ -152,12 +150,8 @@ class SqliteStore:
         self._keeping = threading.Lock()
         self._log_used = 0
         self._pace = Pace()
+        self.commits_fast = False
         self._reserve.adjust(self._log_bytes())
-
-    @property
-    def commits_fast(self) -> bool:
-        """See :class:`mediator.store.base.Store`."""
-        return self._pace.fast
 
     @property
     def damage(self) -> str | None:
@@ -200,8 +194,9 @@ class SqliteStore:
             session.finish()
             started = time.perf_counter()
             connection.execute("COMMIT")
-            if connection.total_changes != changes:
-                self._pace.note(time.perf_counter() - started)
+            wrote = connection.total_changes != changes
+            if wrote:
+                self.commits_fast = self._pace.note(time.perf_counter() - started)
         except BaseException as error:
             session.roll_back()
             with suppress(sqlite3.Error):
@@ -209,13 +204,14 @@ class SqliteStore:
                     connection.execute("ROLLBACK")
             if isinstance(error, sqlite3.Error):
                 # What failed may have taken long, and may again.
-                self._pace = Pace()
+                self._pace, self.commits_fast = Pace(), False
                 raise self._failure(error) from error
             raise
         for mailbox in session.touched.values():
             mailbox.dirty = False
         self._mailboxes.trim()
-        self._reserve.grow(self._log_bytes())
+        if wrote:
+            self._reserve.grow(self._log_bytes())
         if self._reserve.short:
             self._make_room()
 
@@ -351,6 +347,11 @@ class SqliteDialect:
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
         """Run a statement and return its rows."""
         return self.connection.execute(sql, parameters).fetchall()
+
+    def first(self, sql: str, parameters: Sequence[Any] = ()) -> Row | None:
+        """Run a statement and return its first row, if it has any."""
+        row: Row | None = self.connection.execute(sql, parameters).fetchone()
+        return row
 
     def many(self, sql: str, parameters: Sequence[Sequence[Any]]) -> None:
         """Run a statement for each row of parameters."""

@@ -100,20 +100,20 @@ class _FailureLog:
     """Logs when the store becomes unavailable, repeats it now and then, and logs when it works again."""
 
     def __init__(self) -> None:
-        self._logged_at: float | None = None
+        self.logged_at: float | None = None
+        """None while the store works."""
         self._refused = 0
 
     def failed(self, why: str, requests: int) -> None:
         self._refused += requests
         now = time.monotonic()
-        if self._logged_at is None or now - self._logged_at >= LOG_SECONDS:
+        if self.logged_at is None or now - self.logged_at >= LOG_SECONDS:
             log.error("store unavailable", why=why, refused=self._refused)
-            self._logged_at = now
+            self.logged_at = now
 
     def worked(self) -> None:
-        if self._logged_at is not None:
-            log.warning("store works again", refused=self._refused)
-            self._logged_at, self._refused = None, 0
+        log.warning("store works again", refused=self._refused)
+        self.logged_at, self._refused = None, 0
 
 
 class _PaddedBatch:
@@ -153,18 +153,18 @@ class Writer:
         store: Store,
         clock: Callable[[], int],
         max_pending: int,
-        notify: Callable[[Committed], None],
+        listeners: Sequence[Callable[[Committed], None]],
         observers: Sequence[Observer] = (),
         guard: FreezeGuard | None = None,
     ) -> None:
-        """``notify`` is called on the event loop after each commit, before its requests are answered.
+        """``listeners`` are called on the event loop after each commit, before its requests are answered.
 
         With a ``guard``, what waited while the process was frozen is refused: others may write to the store too.
         """
         self._store = store
         self._clock = clock
         self._max_pending = max_pending
-        self._notify_listeners = notify
+        self._listeners = listeners
         self._observers = observers
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
@@ -173,6 +173,7 @@ class Writer:
         self._undelivered: deque[tuple[Outcomes, Committed | None]] = deque()
         """Outcomes in the order of their commits; added to by whoever has the turn."""
         self._padded: _PaddedBatch | None = None
+        """The padded batch that still takes requests."""
         self._background: deque[WriteJob] = deque()
         self._wakeups: SimpleQueue[None] = SimpleQueue()
         self._beginning = False
@@ -215,7 +216,7 @@ class Writer:
             raise UnavailableError("the service is stopping")
         if self._guard is not None and self._guard.settling():
             raise UnavailableError(FROZEN)
-        if self.pending >= self._max_pending:
+        if len(self._jobs) >= self._max_pending or (self._padded is not None and self.pending >= self._max_pending):
             raise BusyError(f"{self._max_pending} requests wait already")
 
     async def write(self, key: MailboxKey | None, work: Work[T] | JointWork[Any, T], *, when_full: bool = False) -> T:
@@ -312,9 +313,10 @@ class Writer:
             # Read first: what comes before it was set is served below.
             closing = self._closing
             wait = min(rest_until, self._idle_from) - time.monotonic() if self._background else None
-            if (self._jobs and not self._commits_here) or (wait is not None and wait <= 0):
+            requests = bool(self._jobs) and not self._commits_here
+            if requests or (wait is not None and wait <= 0):
                 with self._turn:
-                    if not self._commits_here:
+                    if requests:
                         self._serve(MAX_BATCH)
                     started = time.monotonic()
                     if self._background and started >= min(rest_until, self._idle_from):
@@ -391,7 +393,8 @@ class Writer:
             except UnavailableError:
                 # A deadlock or a lost connection may be over by now.
                 outcomes, committed = self._commit(queue, batch)
-            self._failures.worked()
+            if self._failures.logged_at is not None:
+                self._failures.worked()
         except UnavailableError as error:
             outcomes, committed = [(job, error) for job in batch], None
             self._failures.failed(str(error), len(batch))
@@ -441,7 +444,7 @@ class Writer:
         while len(batch) > len(outcomes):
             queue.appendleft(batch.pop())
         seconds = time.perf_counter() - started
-        return outcomes, Committed(len(outcomes), seconds, tx.events, tx.woken, tx.due, tx.changed)
+        return outcomes, Committed(len(outcomes), seconds, tx.events, tx.woken, tx.session.due, tx.changed)
 
     def _upkeep(self, job: WriteJob) -> None:
         outcome: MediatorError | None = None
@@ -467,9 +470,16 @@ class Writer:
     def _answer(self, outcomes: Outcomes, committed: Committed | None) -> None:
         """Answer one batch; all that was committed is answered even if a listener fails."""
         if committed is not None:
-            _call(self._notify_listeners, committed)
+            for listener in self._listeners:
+                try:
+                    listener(committed)
+                except Exception:
+                    log.exception("a listener to commits failed")
         for job, outcome in outcomes:
-            _call(job.done, outcome)
+            try:
+                job.done(outcome)
+            except Exception:
+                log.exception("callback after a commit failed")
 
 
 def _run_joint(
@@ -482,13 +492,6 @@ def _run_joint(
             break
         requests.append(job.work.request)
     return list(zip(batch[at:], work.run(tx, requests, now), strict=False))
-
-
-def _call(callback: Callable[[Any], None], argument: Any) -> None:
-    try:
-        callback(argument)
-    except Exception:
-        log.exception("callback after a commit failed")
 
 
 def _settle(answer: asyncio.Future[Any], outcome: Any) -> None:

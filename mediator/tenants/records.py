@@ -101,7 +101,7 @@ class Tenants(Table):
 
     def is_removed(self, name: str) -> bool:
         """Whether a tenant was removed and not added again."""
-        row = self._session.first("SELECT state FROM tenant WHERE name = ?", (name,))
+        row = self._dialect.first("SELECT state FROM tenant WHERE name = ?", (name,))
         return row is not None and decode(row[0]).removed
 
     def save(self, tenant: Tenant) -> None:

@@ -76,11 +76,11 @@ class Connections(Table):
 
     def of_mailbox(self, mailbox_no: int) -> Connection | None:
         """Return the connection that was granted the mailbox."""
-        row = self._session.first(f"{_CONNECTION} WHERE mailbox_no = ?", (mailbox_no,))
+        row = self._dialect.first(f"{_CONNECTION} WHERE mailbox_no = ?", (mailbox_no,))
         return None if row is None else _connection(row)
 
     def _first(self, wanted: str, *parameters: Any) -> Connection | None:
-        row = self._session.first(f"{_CONNECTION} WHERE {wanted} {self._session.dialect.lock()}", parameters)
+        row = self._dialect.first(f"{_CONNECTION} WHERE {wanted} {self._session.dialect.lock()}", parameters)
         return None if row is None else _connection(row)
 
     def add(self, new: NewConnection) -> Connection | None:
@@ -117,7 +117,7 @@ class Connections(Table):
         Raises :class:`UnavailableError` when another connection has one of its callers by now; a retry finds it.
         """
         self._changed(connection.no)
-        kept = self._session.first(
+        kept = self._dialect.first(
             "UPDATE connection SET mailbox_no = ?, seen_at = ?, state = ? WHERE no = ? RETURNING tenant",
             (connection.mailbox_no, connection.seen_at, _state(connection), connection.no),
         )
@@ -207,15 +207,15 @@ class Routes(Table):
 
     def find(self, tenant: str, key: str) -> Route | None:
         """Return where mail for a canonical key goes."""
-        row = self._session.first(f"{_ROUTE} WHERE tenant = ? AND key = ?", (tenant, key))
+        row = self._dialect.first(f"{_ROUTE} WHERE tenant = ? AND key = ?", (tenant, key))
         return None if row is None else _route(row)
 
     def resolve(self, tenant: str, name: str) -> Route | None:
         """Do as :meth:`find`, and for a key without a route return that of the DID it is inside of, the oldest one."""
-        row = self._session.first(f"{_ROUTE} WHERE tenant = ? AND key = ?", (tenant, name))
+        row = self._dialect.first(f"{_ROUTE} WHERE tenant = ? AND key = ?", (tenant, name))
         if row is None:
             # Only the route that has had the key the longest.
-            row = self._session.first(
+            row = self._dialect.first(
                 f"{_ROUTE} WHERE (tenant, key) = (SELECT tenant, route FROM route_key WHERE tenant = ? AND key = ?"
                 " ORDER BY created_at, route LIMIT 1)",
                 (tenant, name),
@@ -236,7 +236,7 @@ class Routes(Table):
         Raises :class:`UnavailableError` when another connection has it by now; a retry finds it.
         """
         holder = _holder(route)
-        added = self._session.first(
+        added = self._dialect.first(
             "INSERT INTO route (tenant, key, address, mailbox_no, connection_no, created_at, used_at)"
             " VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (tenant, key) DO NOTHING RETURNING connection_no",
             (route.tenant, route.key, route.address, route.mailbox_no, holder, route.created_at, route.used_at),
@@ -244,7 +244,7 @@ class Routes(Table):
         if added is not None:
             self._count(holder, 1)
             return
-        changed = self._session.first(
+        changed = self._dialect.first(
             "UPDATE route SET address = ?, mailbox_no = ?, created_at = ?, used_at = ?"
             " WHERE tenant = ? AND key = ? AND connection_no = ? RETURNING connection_no",
             (route.address, route.mailbox_no, route.created_at, route.used_at, route.tenant, route.key, holder),
@@ -261,7 +261,7 @@ class Routes(Table):
 
     def remove(self, route: Route) -> None:
         """Remove a route, if it is still of the same connection."""
-        removed = self._session.first(
+        removed = self._dialect.first(
             "DELETE FROM route WHERE tenant = ? AND key = ? AND connection_no = ? RETURNING connection_no",
             (route.tenant, route.key, _holder(route)),
         )
@@ -283,7 +283,7 @@ class Routes(Table):
 
     def count(self, connection: Connection) -> int:
         """Return how many routes a connection has, without reading them all."""
-        row = self._session.first("SELECT routes FROM connection WHERE no = ?", (connection.no,))
+        row = self._dialect.first("SELECT routes FROM connection WHERE no = ?", (connection.no,))
         return 0 if row is None else int(row[0])
 
     def last_used(self, connection: Connection) -> int:
@@ -367,12 +367,12 @@ class Invitations(Table):
         # A peer may ask with any text, and PostgreSQL ends the transaction of who shows it a NUL.
         if "\0" in id:
             return None
-        row = self._session.first(f"{_INVITATION} WHERE id = ? {self._session.dialect.lock()}", (id,))
+        row = self._dialect.first(f"{_INVITATION} WHERE id = ? {self._session.dialect.lock()}", (id,))
         return None if row is None else _invitation(row)
 
     def keyed(self, key: str) -> Invitation | None:
         """Return the invitation that has the canonical key."""
-        row = self._session.first(f"{_INVITATION} WHERE key = ?", (key,))
+        row = self._dialect.first(f"{_INVITATION} WHERE key = ?", (key,))
         return None if row is None else _invitation(row)
 
     def put(self, invitation: Invitation) -> None:
@@ -436,7 +436,7 @@ class Identities(Table):
             self._session.dialect.execute(
                 "UPDATE identity SET retired_at = ? WHERE no = ? AND retired_at IS NULL", (now, self._current[tenant])
             )
-        added = self._session.first(
+        added = self._dialect.first(
             "INSERT INTO identity (tenant, sealed, dids, created_at) VALUES (?, ?, ?, ?)"
             " ON CONFLICT DO NOTHING RETURNING no",
             (tenant, sealed, orjson.dumps(list(dids)), now),
@@ -508,7 +508,7 @@ class Replays(Table):
         The newest ``limit`` of each sender are kept, until :meth:`collect` after ``until``.
         """
         # Where another instance has added the same and not committed yet, PostgreSQL waits for what becomes of it.
-        added = self._session.first(
+        added = self._dialect.first(
             "INSERT INTO replay (sender, mark, seq, until)"
             " VALUES (?, ?, coalesce((SELECT max(seq) FROM replay WHERE sender = ?), 0) + 1, ?)"
             " ON CONFLICT (sender, mark) DO NOTHING RETURNING seq",

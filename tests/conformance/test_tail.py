@@ -63,7 +63,7 @@ def test_messages_behind_a_mark_tell_of_their_storing(store: Store) -> None:
         mark = tx.tail.mark()
         put(tx, two, b"12345", created_at=T0 + 5)
         put(tx, one, b"123", created_at=T0 + 6)
-        assert not tx.tail.removed
+        assert not tx.session.removed
         behind = tx.tail.behind(mark, 10)
         assert [(e.type, e.at, e.tenant, e.mailbox_no, e.lane, e.msg_id, e.size, e.created_at) for _, e in behind] == [
             (EventType.STORED, T0 + 5, "other", two.no, 2, 0, 5, T0 + 5),
@@ -82,7 +82,7 @@ def test_a_transaction_tells_that_it_removed(store: Store) -> None:
         put(tx, box)
         assert tx.tail.mark() > 0
         cut(tx, box, 0)
-        assert tx.tail.removed
+        assert tx.session.removed
         assert tx.tail.mark() == 0
     with store.transaction() as tx:
-        assert not tx.tail.removed
+        assert not tx.session.removed

@@ -59,7 +59,7 @@ def upset(tx):
     tx.mailboxes.retire(add(tx, "d"))
     tx.events.append(Event(EventType.STORED, T0, TENANT, mailbox.no))
     tx.woken.add((TENANT, "a"))
-    tx.due = T0
+    tx.session.due = T0
 
 
 @pytest.mark.rule("A8", "N3")
@@ -153,15 +153,15 @@ def test_a_retirement_that_was_rolled_back_did_not_happen(store):
 def test_what_a_transaction_tells_afterwards_starts_empty(store):
     for _ in range(2):
         with store.transaction() as tx:
-            assert (tx.events, tx.woken, tx.due) == ([], set(), None)
+            assert (tx.events, tx.woken, tx.session.due) == ([], set(), None)
             tx.events.append(Event(EventType.STORED, T0, TENANT, 1))
             tx.woken.add((TENANT, "a"))
-            tx.due = T0
+            tx.session.due = T0
         assert tx.events == [Event(EventType.STORED, T0, TENANT, 1)]
         assert tx.woken == {(TENANT, "a")}
-        assert tx.due == T0
+        assert tx.session.due == T0
         with store.reading() as tx:
-            assert (tx.events, tx.woken, tx.due) == ([], set(), None)
+            assert (tx.events, tx.woken, tx.session.due) == ([], set(), None)
 
 
 def test_an_empty_transaction_is_one(store):

@@ -83,7 +83,7 @@ class Broker:
                 outcome.error = error
         self.events += tx.events
         self.woken = tx.woken
-        self.due = tx.due
+        self.due = tx.session.due
         if outcome.error is not None:
             raise outcome.error
         return outcome.value

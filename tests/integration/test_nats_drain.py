@@ -54,6 +54,10 @@ class Gated(SqliteStore):
         """Let nobody but the thread wait for the gate."""
         return False
 
+    @commits_fast.setter
+    def commits_fast(self, measured: bool) -> None:
+        """However fast they are."""
+
     @contextmanager
     def transaction(self, places: Sequence[MailboxKey] = ()) -> Iterator[Transaction]:
         self.entered.set()

@@ -44,6 +44,10 @@ class Gated(SqliteStore):
     def commits_fast(self) -> bool:
         return self.fast
 
+    @commits_fast.setter
+    def commits_fast(self, measured: bool) -> None:
+        """Each test chooses how fast commits seem."""
+
     @contextmanager
     def transaction(self, places: Sequence[MailboxKey] = ()) -> Iterator[Transaction]:
         self.entered.set()
@@ -69,7 +73,7 @@ def store(tmp_path: Path) -> Iterator[Gated]:
 
 @pytest.fixture
 async def writer(store: Gated) -> AsyncIterator[Writer]:
-    made = Writer(store, lambda: 1, MAX_BATCH * 3, lambda _: None)
+    made = Writer(store, lambda: 1, MAX_BATCH * 3, [])
     yield made
     store.gate.set()
     await made.close()
@@ -156,7 +160,7 @@ async def test_an_answer_comes_after_the_commit(store: Gated, writer: Writer) ->
 @pytest.mark.rule("A8")
 async def test_a_batch_that_takes_long_is_parted_and_keeps_its_order(store: Gated) -> None:
     commits: list[Committed] = []
-    writer = Writer(store, lambda: 1, MAX_BATCH, commits.append)
+    writer = Writer(store, lambda: 1, MAX_BATCH, [commits.append])
     first = await held(store, writer)
     slow = threading.Event()
 
@@ -250,7 +254,7 @@ async def test_a_lost_connection_is_tried_once_more(store: Gated, writer: Writer
 
 @pytest.mark.rule("A9")
 async def test_more_than_the_bound_is_refused_at_once(store: Gated) -> None:
-    writer = Writer(store, lambda: 1, 3, lambda _: None)
+    writer = Writer(store, lambda: 1, 3, [])
     first = await held(store, writer)
     answers = Answers()
     for no in range(3):
@@ -309,7 +313,7 @@ async def test_an_answer_waits_for_no_background_work(store: Gated, writer: Writ
 
 @pytest.mark.rule("A8")
 async def test_close_answers_everything_and_takes_no_more(store: Gated) -> None:
-    writer = Writer(store, lambda: 1, MAX_BATCH, lambda _: None)
+    writer = Writer(store, lambda: 1, MAX_BATCH, [])
     first = await held(store, writer)
     answers = Answers()
     for no in range(50):
@@ -337,7 +341,7 @@ async def test_whoever_fails_at_being_told_costs_nobody_the_answer(store: Gated)
     def done(outcome: object) -> None:
         raise ValueError("an asker")
 
-    writer = Writer(store, lambda: 1, MAX_BATCH, told)
+    writer = Writer(store, lambda: 1, MAX_BATCH, [told])
     first = await held(store, writer)
     answers = Answers()
     writer.submit(PLACE, note(0), done)
@@ -349,7 +353,7 @@ async def test_whoever_fails_at_being_told_costs_nobody_the_answer(store: Gated)
 
 
 async def test_upkeep_that_fails_leaves_the_writer_alive(store: Gated, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = Writer(store, lambda: 1, MAX_BATCH, lambda _: None)
+    writer = Writer(store, lambda: 1, MAX_BATCH, [])
 
     def upkeep(busy: bool) -> None:
         raise PermissionError("no")
@@ -368,7 +372,7 @@ async def test_an_observer_sees_what_is_committed_and_nothing_else(store: Gated)
     def observe(tx: Transaction, now: int) -> None:
         seen.append(tx.mailboxes.find(*PLACE).next_id)
 
-    writer = Writer(store, lambda: 1, MAX_BATCH, lambda _: None, [observe])
+    writer = Writer(store, lambda: 1, MAX_BATCH, [], [observe])
     assert await writer.write(PLACE, note("a")) == "a"
     assert seen == [1]
     await writer.close()
@@ -393,7 +397,7 @@ async def test_many_at_once_wait_for_those_that_follow(
     # However slowly the machine runs, no batch is parted.
     monkeypatch.setattr(writer_module, "BATCH_SECONDS", 60.0)
     commits: list[Committed] = []
-    writer = Writer(store, lambda: 1, MAX_BATCH, commits.append)
+    writer = Writer(store, lambda: 1, MAX_BATCH, [commits.append])
     store.fast = True
     answers = Answers()
 
@@ -519,7 +523,7 @@ async def test_answers_keep_their_order_wherever_they_are_committed(store: Gated
 @pytest.mark.rule("A8", "F3")
 async def test_what_was_asked_meanwhile_comes_behind_the_second_half(store: Gated) -> None:
     commits: list[Committed] = []
-    writer = Writer(store, lambda: 1, MAX_BATCH, commits.append)
+    writer = Writer(store, lambda: 1, MAX_BATCH, [commits.append])
     store.fast = True
     given: list[object] = []
     asked = 4 * MIN_HALF
@@ -581,7 +585,7 @@ async def test_failures_in_place_cost_nobody_else_anything(store: Gated, writer:
 
 @pytest.mark.rule("A8")
 async def test_close_leaves_nothing_to_the_event_loop(store: Gated) -> None:
-    writer = Writer(store, lambda: 1, MAX_BATCH, lambda _: None)
+    writer = Writer(store, lambda: 1, MAX_BATCH, [])
     store.fast = True
     answers = Answers()
     answers.submit(writer, where)
@@ -612,7 +616,7 @@ async def test_a_transaction_that_wrote_nothing_says_nothing() -> None:
 async def test_what_waited_while_frozen_is_refused(store: Gated) -> None:
     clock, renewed = ManualClock(), []
     store.renew = lambda: renewed.append(True)  # type: ignore[method-assign]
-    writer = Writer(store, lambda: 1, MAX_BATCH, lambda _: None, guard=FreezeGuard(clock))
+    writer = Writer(store, lambda: 1, MAX_BATCH, [], guard=FreezeGuard(clock))
     first = await held(store, writer)
     waiting = asyncio.ensure_future(writer.write(PLACE, note("waiting")))
     await asyncio.sleep(0)

@@ -26,7 +26,7 @@ class Groups(Table):
         """Return a copy of the group; groups that messages are pushed to have names of their own."""
         if self._dialect.absences:
             self._session.flush()
-        row = self._session.first(
+        row = self._dialect.first(
             f"SELECT {rows.GROUP}{self._dialect.absences} FROM consumer WHERE mailbox_no = ? AND name = ? AND push = ?",
             (mailbox.no, name, int(push)),
         )
@@ -190,7 +190,7 @@ class Leases(Table):
         """Count the group's leases."""
         if group.no in self._session.unleased:
             return NO_LEASES
-        row = self._session.first(_COUNT, (group.no, now, group.no, now, group.no))
+        row = self._dialect.first(_COUNT, (group.no, now, group.no, now, group.no))
         return NO_LEASES if row is None else LeaseCount(row[0], bool(row[1]))
 
     def count_delayed(self, mailbox: Mailbox, group: Group, exact_above: int, now: int) -> int:

@@ -24,7 +24,7 @@ class Mailboxes(Table):
         if known is not None:
             return known
         sql = f"SELECT {rows.MAILBOX} FROM mailbox WHERE tenant = ? AND address = ? {self._dialect.lock()}"
-        row = self._session.first(sql, (tenant, address))
+        row = self._dialect.first(sql, (tenant, address))
         return None if row is None else self._take(row)
 
     def find_to_send(self, tenant: str, address: str) -> Mailbox | None:
@@ -87,7 +87,7 @@ class Mailboxes(Table):
 
     def add(self, new: NewMailbox) -> Mailbox | None:
         """Store a new mailbox; None when its address was taken in the meantime."""
-        row = self._session.first(
+        row = self._dialect.first(
             "INSERT INTO mailbox (tenant, address, created_at, expire_at, description, tags, public, kind, retention,"
             " archive, ack_wait, token_hash) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
             " ON CONFLICT DO NOTHING RETURNING no",
@@ -214,7 +214,7 @@ class Mailboxes(Table):
         found: list[str] = []
         # From one to the next in the index, instead of through all mailboxes.
         question = "SELECT tenant FROM mailbox WHERE tenant > ? AND address IS NOT NULL ORDER BY tenant LIMIT 1"
-        while (row := self._session.first(question, (found[-1] if found else "",))) is not None:
+        while (row := self._dialect.first(question, (found[-1] if found else "",))) is not None:
             found.append(row[0])
         return sorted(found)
 

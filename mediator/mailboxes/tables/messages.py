@@ -41,7 +41,7 @@ class Messages(Table):
         """Return the message that has the key, expired or not (S2)."""
         if self._session.unwritten(mailbox, key):
             self._session.flush()
-        row = self._session.first(
+        row = self._dialect.first(
             f"SELECT {rows.HANDLE} FROM message WHERE mailbox_no = ? AND key = ?", (mailbox.no, key)
         )
         return None if row is None else rows.handle(row)
@@ -154,7 +154,7 @@ class Messages(Table):
         low, high = 0, mailbox.next_id
         while low < high:
             middle = (low + high) // 2
-            row = self._session.first(
+            row = self._dialect.first(
                 "SELECT msg_id, created_at FROM message WHERE mailbox_no = ? AND msg_id >= ? ORDER BY msg_id LIMIT 1",
                 (mailbox.no, middle),
             )
@@ -162,7 +162,7 @@ class Messages(Table):
                 high = middle
             else:
                 low = row[0] + 1
-        row = self._session.first(
+        row = self._dialect.first(
             "SELECT msg_id FROM message WHERE mailbox_no = ? AND msg_id >= ? ORDER BY msg_id LIMIT 1",
             (mailbox.no, low),
         )
@@ -230,7 +230,7 @@ class Messages(Table):
     def held_for(self, mailbox: Mailbox, recipient: str) -> Usage:
         """Return what is kept for one recipient key, without a scan (D1)."""
         self._session.flush_held()
-        row = self._session.first(
+        row = self._dialect.first(
             "SELECT messages, bytes FROM held WHERE mailbox_no = ? AND recipient = ?", (mailbox.no, recipient)
         )
         return Usage(0, 0) if row is None else Usage(row[0], row[1])

@@ -120,7 +120,7 @@ class DedupIds(Table):
 
     def find(self, mailbox: Mailbox, dedup_id: str, now: int) -> int | None:
         """Return the msg_id that was answered for it, None when it is new or its time is over."""
-        row = self._session.first(
+        row = self._dialect.first(
             "SELECT msg_id FROM dedup WHERE mailbox_no = ? AND dedup_id = ? AND expire_at > ?",
             (mailbox.no, dedup_id, now),
         )
@@ -213,7 +213,7 @@ class Outbox(Table):
         Returns how many there were, and the number to go on behind; None at the end.
         """
         sql = "SELECT seq FROM outbox WHERE seq > ? ORDER BY seq LIMIT 1 OFFSET ?"
-        end = self._session.first(sql, (after, limit))
+        end = self._dialect.first(sql, (after, limit))
         last = None if end is None else int(end[0])
         within = "seq > ?" if last is None else "seq > ? AND seq <= ?"
         gone = self._execute(
@@ -254,11 +254,6 @@ class Tail(Table):
         self.ordered = session.dialect.ordered
         self._waiting: list[tuple[str, int, bytes]] = []
 
-    @property
-    def removed(self) -> bool:
-        """Whether this transaction removed messages; places behind the last mark may be taken anew then."""
-        return self._session.removed
-
     def add(self, instance: str, lines: bytes, now: int) -> None:
         """Keep lines with this transaction, in a row behind all others of the instance."""
         if not self._waiting:
@@ -284,7 +279,8 @@ class Tail(Table):
     def mark(self) -> int:
         """Return the place of the last message, 0 when there is none."""
         self._session.flush()
-        return int(self._session.one("SELECT coalesce(max(id), 0) FROM message")[0])
+        [(last,)] = self._execute("SELECT coalesce(max(id), 0) FROM message")
+        return int(last)
 
     def behind(self, mark: int, limit: int) -> list[tuple[int, Event]]:
         """Return what the messages behind a place tell of their storing, each with its own place, in order."""
