@@ -148,10 +148,11 @@ class Claims:
 
     def of_others(self, group_no: int, connection: str, now: int) -> list[set[int]] | None:
         """Return by lane what other connections claim in a group; None: nothing."""
-        if not self.have_several(group_no, connection):
+        group = self._groups.get(group_no)
+        if group is None or not (group.several or connection not in group.consumers):
             return None
         claimed: list[set[int]] | None = None
-        for reply in self._groups[group_no].live(connection, now):
+        for reply in group.live(connection, now):
             claimed = claimed or [set() for _ in LANES]
             for lane in LANES:
                 claimed[lane].update(reply.of_lane(lane))
@@ -184,10 +185,11 @@ class Claims:
         before = group.consumers.get(connection, _NOBODY)
         again = bool(before.replies) and before.replies[-1].ids == ids
         replies = (*(before.replies[:-1] if again else before.replies), reply)[-REMEMBERED_REPLIES:]
-        repeats = self.count_repeats(group_no, connection, ids)
+        repeats = before.repeats + 1 if before.last == ids and before.acks == group.acks else 0
         self._change(group_no, group, connection, Consumer(replies, ids, repeats, group.acks))
         group.several = group.several or len(group.consumers) > 1
-        self._keep_bounds(group_no, group)
+        if group.size > MAX_CLAIMED or self.size > MAX_ALL_CLAIMED:
+            self._keep_bounds(group_no, group)
 
     def acknowledge(self, group_no: int, connection: str, covers: Callable[[Lane, int], bool]) -> None:
         """Note an ACK of a connection, and what it covers."""
@@ -230,8 +232,9 @@ class Claims:
             return
         for name in list(group.consumers) if connection is None else [connection]:
             if name in group.consumers:
-                self._put(group_no, group, name, _NOBODY)
-                del group.consumers[name]
+                size = group.consumers.pop(name).size
+                group.size -= size
+                self.size -= size
                 numbers = self._of_connection[name]
                 numbers.discard(group_no)
                 if not numbers:

@@ -1,5 +1,6 @@
 """Lifecycle events: what the journal and the metrics learn of each message and mailbox; never payloads or keys."""
 
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -45,3 +46,11 @@ class Event(NamedTuple):
 def message_event(type: EventType, now: int, mailbox: Mailbox, item: Handle | Message, group_no: int = 0) -> Event:
     """Return what happened to one message of a mailbox."""
     return Event(type, now, mailbox.tenant, mailbox.no, item.lane, item.msg_id, item.size, item.created_at, group_no)
+
+
+def message_events(
+    type: EventType, now: int, mailbox: Mailbox, items: Iterable[Handle | Message], group_no: int = 0
+) -> list[Event]:
+    """Return what happened to messages of a mailbox."""
+    tenant, no = mailbox.tenant, mailbox.no
+    return [Event(type, now, tenant, no, x.lane, x.msg_id, x.size, x.created_at, group_no) for x in items]

@@ -7,7 +7,7 @@ from enum import StrEnum
 from mediator.errors import BadRequestError, TooManyGroupsError
 from mediator.mailboxes.bounds import DEFAULT_FETCH, DEFAULT_WAIT, MAX_FETCH, Bounds
 from mediator.mailboxes.creating import get_live_mailbox
-from mediator.mailboxes.events import Event, EventType, message_event
+from mediator.mailboxes.events import Event, EventType, message_events
 from mediator.mailboxes.group import MAX_GROUPS, MAX_LEASED, NO_LEASE, Checked, Group, Lease
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.mailbox import Kind, Mailbox
@@ -145,7 +145,10 @@ def serve(
     ``braked_until``: as it was returned when this request last read.
     """
     ack_wait = _ack_wait(bounds, mailbox, request)
-    must_keep = _name_max_deliver(group, request)
+    # The first FETCH that names a bound fixes it (F7).
+    must_keep = group.max_deliver is None and request.max_deliver is not None
+    if must_keep:
+        group.max_deliver = request.max_deliver
     claimed = tx.claims.of_others(group.no, request.connection, now)
     leases = tx.leases.count(group, now)
     due: list[Lease] = []
@@ -186,14 +189,13 @@ def serve(
         tx.claims.forget(group.no, request.connection)
         must_keep = True
     else:
-        _give_without_lease(tx, group, due, items)
+        if due:
+            _give_without_lease(tx, group, due, items)
         moved |= group.hand_out(items)
         tx.claims.hand_out(group.no, mailbox.key, request.connection, items, now + bounds.claim)
     _keep(tx, group, must_keep, moved)
-    tx.events.extend(
-        message_event(EventType.LEASED if ack_wait else EventType.DELIVERED, now, mailbox, message, group.no)
-        for message in messages
-    )
+    kind = EventType.LEASED if ack_wait else EventType.DELIVERED
+    tx.events += message_events(kind, now, mailbox, messages, group.no)
     return Fetched(mailbox.no, messages, note=note)
 
 
@@ -305,14 +307,6 @@ def _ack_wait(bounds: Bounds, mailbox: Mailbox, request: Fetch) -> int:
     return bounds.default_ack_wait
 
 
-def _name_max_deliver(group: Group, request: Fetch) -> bool:
-    """The first FETCH that names a bound fixes it (F7)."""
-    if group.max_deliver is not None or request.max_deliver is None:
-        return False
-    group.max_deliver = request.max_deliver
-    return True
-
-
 def _due(tx: Transaction, mailbox: Mailbox, group: Group, lanes: Sequence[Lane], limit: int, now: int) -> list[Lease]:
     """Return what may be given again; what is gone, or was delivered too often, is given no more (F7)."""
     while due := tx.leases.due(group, now, limit, lanes):
@@ -397,10 +391,7 @@ class _Basket:
         self.messages: list[Message] = []
         self.room = room
         self.budget = budget
-
-    @property
-    def full(self) -> bool:
-        return self.room <= 0 or (self.budget <= 0 and bool(self.messages))
+        self.full = room <= 0
 
     def add(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Take and return what fits; one message is taken whatever its size."""
@@ -408,8 +399,10 @@ class _Basket:
             cost = message.shown_size
             if self.room <= 0 or (self.messages and cost > self.budget):
                 self.budget = 0
+                self.full = True
                 return messages[:number]
             self.messages.append(message)
             self.room -= 1
             self.budget -= cost
+            self.full = self.room <= 0 or self.budget <= 0
         return messages

@@ -8,7 +8,7 @@ from typing import Final
 from mediator.errors import NoSuchMailboxError, TooManyGroupsError
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.creating import get_live_mailbox
-from mediator.mailboxes.events import EventType, message_event
+from mediator.mailboxes.events import EventType, message_events
 from mediator.mailboxes.fetching import Fetch, Fetched, may_be_full, room_for_leases, serve
 from mediator.mailboxes.group import MAX_GROUPS, Group, Lease
 from mediator.mailboxes.lanes import LANES, Lane
@@ -202,10 +202,8 @@ def _settle(tx: Transaction, mailbox: Mailbox, group: Group, items: Collection[I
     if was_full:
         tx.woken.add(mailbox.key)
     tx.pushed.raise_to(mailbox, highest(items))
-    tx.events.extend(
-        message_event(EventType.ACKNOWLEDGED, now, mailbox, handle, group.no)
-        for handle in tx.messages.handles(mailbox, ids, now).values()
-    )
+    there = tx.messages.handles(mailbox, ids, now).values()
+    tx.events += message_events(EventType.ACKNOWLEDGED, now, mailbox, there, group.no)
 
 
 def _return(

@@ -41,6 +41,8 @@ class Dialect(Protocol):
     absences: str
     """Columns behind those of a group, empty where asking again costs nothing: whether it has no lease, and for each of
     the lanes of ``EMPTY_LANES`` whether its mailbox has no message there."""
+    lane_sources: tuple[str, ...]
+    """The message table as each lane is read from it, by the right index."""
     send_only: SendOnlyAddresses | None
     """See :func:`send_only_addresses`."""
 
@@ -55,9 +57,6 @@ class Dialect(Protocol):
 
     def insert_messages(self, values: Sequence[Row]) -> None:
         """Insert rows of the message table, in the order of :data:`MESSAGE_COLUMNS`."""
-
-    def lane_source(self, lane: Lane) -> str:
-        """Return the message table as a lane is read from it, by the right index."""
 
     def budgeted(self, source: str, parameters: Sequence[Any], order: str, limit: int, budget: int) -> Iterator[Row]:
         """Read MESSAGE columns from ``source``, a table with its WHERE; no payloads much beyond the byte budget."""
@@ -162,35 +161,27 @@ class MailboxCache:
             self._by_send_only.pop((mailbox.tenant, mailbox.send_only), None)
 
 
-class UnflushedPositions:
+class UnflushedPositions(OrderedDict[int, bytes]):
     """Positions of groups that are newer than their rows, by number; a crash loses them, which costs duplicates (K2).
 
     Where several instances share a database, each must see them at once: there ``capacity`` is 0, and rows are written.
     """
 
     def __init__(self, capacity: int) -> None:
+        super().__init__()
         self._capacity = capacity
-        self._states: OrderedDict[int, bytes] = OrderedDict()
-
-    def get(self, no: int) -> bytes | None:
-        """Return the position that is newer than the row's."""
-        return self._states.get(no)
 
     def put(self, no: int, state: bytes | None) -> None:
         """Remember a position; None: the row is right again."""
         if state is None:
-            self._states.pop(no, None)
+            self.pop(no, None)
         else:
-            self._states[no] = state
-            self._states.move_to_end(no)
+            self[no] = state
+            self.move_to_end(no)
 
     def surplus(self) -> list[tuple[int, bytes]]:
         """Return the positions that are more than may be remembered, least recently used first."""
-        return list(islice(self._states.items(), max(0, len(self._states) - self._capacity)))
-
-    def all(self) -> list[tuple[int, bytes]]:
-        """Return every position that is remembered."""
-        return list(self._states.items())
+        return list(islice(self.items(), max(0, len(self) - self._capacity)))
 
 
 class Counted:

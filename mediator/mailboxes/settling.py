@@ -13,7 +13,7 @@ from operator import attrgetter
 from mediator.errors import BadRequestError, TooManyDelayedError
 from mediator.mailboxes.claims import HandedReply
 from mediator.mailboxes.creating import get_live_mailbox
-from mediator.mailboxes.events import EventType, message_event
+from mediator.mailboxes.events import EventType, message_events
 from mediator.mailboxes.fetching import bury, may_be_full, spent
 from mediator.mailboxes.group import MAX_DELAYED, MAX_LEASED, NO_LEASE, Group, Lease
 from mediator.mailboxes.lanes import LANES, Lane
@@ -57,7 +57,8 @@ def ack_all(tx: Transaction, requests: Sequence[Ack], now: int) -> list[int]:
     steps = [settling.step(request.ids) for request in requests]
     if group.settled != before:
         tx.groups.save(group)
-    _end(tx, mailbox, group, settling.ended, now)
+    if settling.ended:
+        _end(tx, mailbox, group, settling.ended, now)
     settling.finish(steps)
     for step in steps:
         _tell_done(tx, mailbox, group, step.done, now)
@@ -87,7 +88,8 @@ def _ack_shared(tx: Transaction, mailbox: Mailbox, group: Group, request: Ack, n
                     done.append(handle)
                 else:
                     passed.append(Lease(handle.msg_id, lane, NO_LEASE, 0))
-    _end(tx, mailbox, group, ended, now)
+    if ended:
+        _end(tx, mailbox, group, ended, now)
     before = group.settled, group.shared
     group.settle(coverage.marks)
     tx.leases.put(group, passed)
@@ -105,10 +107,9 @@ def _ack_shared(tx: Transaction, mailbox: Mailbox, group: Group, request: Ack, n
 
 def _end(tx: Transaction, mailbox: Mailbox, group: Group, ended: Collection[int], now: int) -> None:
     """End leases, and wake those who may have waited for room."""
-    if ended:
-        if may_be_full(tx, group, now):
-            tx.woken.add(mailbox.key)
-        tx.leases.remove(group, sorted(ended))
+    if may_be_full(tx, group, now):
+        tx.woken.add(mailbox.key)
+    tx.leases.remove(group, sorted(ended))
 
 
 def _has_leases(tx: Transaction, group: Group, now: int) -> bool:
@@ -116,9 +117,9 @@ def _has_leases(tx: Transaction, group: Group, now: int) -> bool:
 
 
 def _tell_done(tx: Transaction, mailbox: Mailbox, group: Group, done: Sequence[Handle], now: int) -> None:
-    tx.events.extend(message_event(EventType.ACKNOWLEDGED, now, mailbox, handle, group.no) for handle in done)
+    tx.events += message_events(EventType.ACKNOWLEDGED, now, mailbox, done, group.no)
     if mailbox.retention is Retention.UNTIL_ACK:
-        tx.events.extend(message_event(EventType.DELETED, now, mailbox, handle) for handle in done)
+        tx.events += message_events(EventType.DELETED, now, mailbox, done)
 
 
 class _Coverage:
@@ -231,7 +232,10 @@ class _Settling:
         group = self._group
         marks: list[int] | None = None
         for msg_id in dict.fromkeys(ids):
-            lease, handle = self._leases.get(msg_id), self._find(msg_id)
+            lease, handle = self._leases.get(msg_id), self._there.get(msg_id)
+            if self.removes and handle is not None and self._began[handle.lane] < msg_id <= group.settled[handle.lane]:
+                # An ACK before this one covered it.
+                handle = None
             if lease is not None and (lease.dead or lease.until != NO_LEASE):
                 self._end([msg_id])
                 if handle is not None:
@@ -256,15 +260,6 @@ class _Settling:
             self.marks = marks if before is _NOTHING else [max(pair) for pair in zip(before, marks, strict=True)]
             self._cover(step, marks)
         return step
-
-    def _find(self, msg_id: int) -> Handle | None:
-        handle = self._there.get(msg_id)
-        if self.removes and handle is not None:
-            lane = handle.lane
-            if self._began[lane] < msg_id <= self._group.settled[lane]:
-                # An ACK before this one covered it.
-                return None
-        return handle
 
     def _end(self, ids: Sequence[int]) -> None:
         self.ended.update(ids)
@@ -301,7 +296,13 @@ class _Settling:
         unleased = [msg_id for step in steps for _, ids, _ in step.covered for msg_id in ids]
         there = self._tx.messages.handles(self._mailbox, unleased, self._now)
         # Not all that stands up to the marks: that may be the whole mailbox.
-        between = [self._between(lane) for lane in LANES]
+        began, settled = self._began, self._group.settled
+        between: list[Sequence[Handle]] = [
+            self._tx.messages.between(self._mailbox, lane, began[lane], settled[lane], self._now)
+            if settled[lane] > began[lane]
+            else ()
+            for lane in LANES
+        ]
         at = [0] * len(LANES)
         for step in steps:
             for lane, ids, mark in step.covered:
@@ -309,10 +310,6 @@ class _Settling:
                 begin = at[lane]
                 at[lane] = bisect_right(between[lane], mark, begin, key=_msg_id)
                 step.done += between[lane][begin : at[lane]]
-
-    def _between(self, lane: Lane) -> Sequence[Handle]:
-        began, settled = self._began[lane], self._group.settled[lane]
-        return self._tx.messages.between(self._mailbox, lane, began, settled, self._now) if settled > began else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from mediator.mailboxes.events import Event, EventType, message_event
+from mediator.mailboxes.events import Event, EventType, message_events
 from mediator.mailboxes.mailbox import Kind, Mailbox
 from mediator.mailboxes.message import Handle, Message
 from mediator.mailboxes.transaction import Transaction
@@ -33,4 +33,4 @@ def show(tx: Transaction, mailbox: Mailbox, message: Message, archive: bool, now
 def remove(tx: Transaction, mailbox: Mailbox, handles: Sequence[Handle], now: int, why: EventType) -> None:
     """Remove messages that make room for others."""
     tx.messages.remove(mailbox, handles)
-    tx.events.extend(message_event(why, now, mailbox, handle) for handle in handles)
+    tx.events += message_events(why, now, mailbox, handles)

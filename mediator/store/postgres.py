@@ -15,7 +15,7 @@ from mediator.errors import BusyError, SetupError, UnavailableError, UncertainEr
 from mediator.mailboxes import rows
 from mediator.mailboxes.address import SendOnlyAddresses, is_send_only
 from mediator.mailboxes.claims import Claims
-from mediator.mailboxes.lanes import Lane
+from mediator.mailboxes.lanes import LANES
 from mediator.mailboxes.mailbox import MailboxKey
 from mediator.mailboxes.rows import KeptMailbox, Row
 from mediator.mailboxes.session import (
@@ -331,6 +331,8 @@ class PostgresDialect:
     ordered = False
     """Another instance may have taken a lower number and commit later."""
     absences = _ABSENCES
+    lane_sources = ("message",) * len(LANES)
+    """The planner chooses the partial index."""
 
     def __init__(self, wire: Wire, lock: str) -> None:
         self.wire = wire
@@ -405,11 +407,6 @@ class PostgresDialect:
         else:
             columns = zip(*values, strict=True)
             self._tell(_INSERT, [array(column) for array, column in zip(_ARRAYS, columns, strict=True)])
-
-    def lane_source(self, lane: Lane) -> str:
-        """Name the table; the planner chooses the partial index."""
-        del lane
-        return "message"
 
     def budgeted(self, source: str, parameters: Sequence[Any], order: str, limit: int, budget: int) -> Iterator[Row]:
         """Sum sizes before reading large payloads, which are stored apart from the rows."""

@@ -17,7 +17,6 @@ from peewee import SqliteDatabase
 from mediator.errors import StoreDamagedError, UnavailableError
 from mediator.mailboxes.address import SendOnlyAddresses
 from mediator.mailboxes.claims import Claims
-from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import MailboxKey
 from mediator.mailboxes.rows import MESSAGE, KeptMailbox, Row
 from mediator.mailboxes.session import MESSAGE_COLUMNS, Counts, MailboxCache, Session, UnflushedPositions
@@ -50,7 +49,6 @@ DAMAGE_SECONDS = 60.0
 
 _log = structlog.get_logger("store")
 
-_LANES = ("message_critical", "message_urgent", "message_uid", "message_low")
 _ROWS = (64, 16, 4, 1)
 _RARE = slice(5, 10), slice(11, 13)
 """Where in :data:`MESSAGE_COLUMNS` stand the columns that are NULL for most messages; each that is named costs time."""
@@ -339,6 +337,10 @@ class SqliteDialect:
     ordered = True
     """A new rowid is one above the highest there is."""
     absences = ""
+    # Partial indexes, which the planner does not choose by itself.
+    lane_sources = tuple(
+        f"message INDEXED BY {index}" for index in ("message_critical", "message_urgent", "message_uid", "message_low")
+    )
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
@@ -368,19 +370,11 @@ class SqliteDialect:
                     self.connection.execute(_INSERT[plain][count], flat)
                     start += count
 
-    def lane_source(self, lane: Lane) -> str:
-        """Name the partial index, which the planner does not choose by itself."""
-        return f"message INDEXED BY {_LANES[lane]}"
-
     def budgeted(self, source: str, parameters: Sequence[Any], order: str, limit: int, budget: int) -> Iterator[Row]:
         """Step through a SELECT; each row is read when it is asked for."""
         del budget
         sql = f"SELECT {MESSAGE} FROM {source} ORDER BY {order} LIMIT ?"
-        cursor = self.connection.execute(sql, (*parameters, limit))
-        try:
-            yield from cursor
-        finally:
-            cursor.close()
+        return self.connection.execute(sql, (*parameters, limit))
 
     def any_of(self, column: str, values: Sequence[int]) -> tuple[str, Sequence[Any]]:
         """Compare with a list of parameters."""

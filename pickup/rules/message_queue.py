@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from mediator.mailboxes.events import EventType, message_event
+from mediator.mailboxes.events import EventType, message_events
 from mediator.mailboxes.lanes import LANES
 from mediator.mailboxes.mailbox import Mailbox
 from mediator.mailboxes.message import Filter, Handle, Message, Usage
@@ -244,4 +244,4 @@ def _hand_out(tx: MediationTransaction, mailbox: Mailbox, messages: list[Message
 def _add_events(
     tx: MediationTransaction, mailbox: Mailbox, what: EventType, items: Sequence[Message | Handle], now: int
 ) -> None:
-    tx.events.extend(message_event(what, now, mailbox, item) for item in items)
+    tx.events += message_events(what, now, mailbox, items)

@@ -21,6 +21,7 @@ class Groups(Table):
         super().__init__(session)
         self._positions = session.positions
         self._before: dict[int, bytes | None] = {}
+        """The positions that this transaction changed, as they were before."""
 
     def find(self, mailbox: Mailbox, name: str, *, push: bool = False) -> Group | None:
         """Return a copy of the group; groups that messages are pushed to have names of their own."""
@@ -67,21 +68,22 @@ class Groups(Table):
 
     def save(self, group: Group) -> None:
         """Store the group as it is now."""
-        self._change(group.no, None)
-        self._write(group.no, rows.group_state(group))
+        if group.no in self._positions:
+            self._change(group.no, None)
+        self._execute("UPDATE consumer SET state = ? WHERE no = ?", (rows.group_state(group), group.no))
 
     def remember(self, group: Group) -> None:
         """Store the group as it is now in memory only; a restart may lose that."""
         self._change(group.no, rows.group_state(group))
-        for no, state in self._positions.surplus():
-            self._change(no, None)
-            self._write(no, state)
+        self._write_rows(self._positions.surplus())
 
     def _read(self, row: Row) -> Group:
         return rows.group(row, self._positions.get(row[0]) or row[3])
 
-    def _write(self, no: int, state: bytes) -> None:
-        self._execute("UPDATE consumer SET state = ? WHERE no = ?", (state, no))
+    def _write_rows(self, positions: Sequence[tuple[int, bytes]]) -> None:
+        for no, state in positions:
+            self._change(no, None)
+            self._execute("UPDATE consumer SET state = ? WHERE no = ?", (state, no))
 
     def _change(self, no: int, state: bytes | None) -> None:
         if not self._before:
@@ -95,9 +97,7 @@ class Groups(Table):
 
     def write_positions(self) -> None:
         """Write every position that is newer than its row."""
-        for no, state in self._positions.all():
-            self._change(no, None)
-            self._write(no, state)
+        self._write_rows(list(self._positions.items()))
 
     def see(self, group: Group, now: int) -> None:
         """Note that a group that messages are pushed to has members (E7)."""

@@ -29,6 +29,8 @@ class Messages(Table):
 
     def handles(self, mailbox: Mailbox, ids: Sequence[int], now: int) -> dict[int, Handle]:
         """Return the handles of these messages, those that are there."""
+        if not ids:
+            return {}
         self._session.flush()
         sql = (
             f"SELECT {rows.HANDLE} FROM message WHERE mailbox_no = ? AND {{among}}"
@@ -63,9 +65,9 @@ class Messages(Table):
         if (mailbox.no, lane) in self._session.empty_lanes:
             return []
         self._session.flush()
-        others, parameters = self._others(without)
+        others, parameters = self._others(without) if without else ("", ())
         source = (
-            f"{self._dialect.lane_source(lane)} WHERE lane = {lane.value} AND mailbox_no = ? AND msg_id > ?"
+            f"{self._dialect.lane_sources[lane]} WHERE lane = {lane.value} AND mailbox_no = ? AND msg_id > ?"
             f" AND (expire_at IS NULL OR expire_at > ?){others}"
         )
         return self._within(source, (mailbox.no, after, now, *parameters), "msg_id", limit, budget)
@@ -136,7 +138,7 @@ class Messages(Table):
         """Return a lane's living messages behind ``after`` up to and with ``last``."""
         self._session.flush()
         sql = (
-            f"SELECT {rows.HANDLE} FROM {self._dialect.lane_source(lane)}"
+            f"SELECT {rows.HANDLE} FROM {self._dialect.lane_sources[lane]}"
             f" WHERE lane = {lane.value} AND mailbox_no = ? AND msg_id > ? AND msg_id <= ?"
             " AND (expire_at IS NULL OR expire_at > ?) ORDER BY msg_id"
         )
@@ -259,7 +261,7 @@ class Pushed(Table):
         total = 0
         for lane, mark in zip(LANES, self.marks(mailbox), strict=True):
             sql = (
-                f"SELECT count(*) FROM {self._dialect.lane_source(lane)} WHERE lane = {lane.value}"
+                f"SELECT count(*) FROM {self._dialect.lane_sources[lane]} WHERE lane = {lane.value}"
                 " AND mailbox_no = ? AND msg_id > ? AND (expire_at IS NULL OR expire_at > ?)"
             )
             total += int(self._session.one(sql, (mailbox.no, mark, now))[0])
