@@ -30,8 +30,10 @@ LEASH = [sys.executable, "-I", "-S", mediator.system.leash.__file__]
 IMPORTED = ("mediator.app", "uvloop", "pickup.door", "pickup.operate.console", "registry.service")
 """What `mediator serve` imports with its default settings, and with ``registry.semantic`` off."""
 _ROOT = Path(__file__).parents[2]
-_OWN = ("MEDIATOR_", "PYTEST_")
-"""How the names of variables begin that a fork may have to itself; others may be read where libraries are imported."""
+_OWN = ("MEDIATOR_", "PYTEST_", "PYSPARK_", "SPARK_")
+"""How the names of variables begin that a fork may have to itself; others may be read where libraries are imported.
+
+Spark's are set in processes of tests that use it; the service never loads it."""
 _ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(_OWN)}
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 

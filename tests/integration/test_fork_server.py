@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.fork_server import ForkedProcess, fork
+from tests.harness.fork_server import ForkedProcess, can_fork, fork
 from tests.harness.waiting import block_until
 
 WITHIN = 60.0
@@ -61,3 +61,9 @@ def test_a_fork_ends_with_the_process_that_asked_for_it(tmp_path: Path):
     assert ran.returncode == -signal.SIGKILL, ran.stderr
     pid = int(ran.stdout)
     block_until(lambda: not Path(f"/proc/{pid}").exists(), WITHIN, "the fork is gone")
+
+
+def test_a_service_is_forked_unless_libraries_may_see_a_difference():
+    given = dict(os.environ)
+    assert can_fork(given | {"MEDIATOR_MAX_WAITING": "7", "PYSPARK_PYTHON": sys.executable})
+    assert not can_fork(given | {"SSL_CERT_FILE": "ca.pem"})
