@@ -44,7 +44,7 @@ class FreezeGuard:
         threading.Thread(target=self._beat, name="freeze-guard", daemon=True).start()
 
     def stop(self) -> None:
-        """Beat no more."""
+        """Beat no more, and tell no listener: their event loop may be closed. Freezes are still counted."""
         self._stopping.set()
 
     def _beat(self) -> None:
@@ -77,5 +77,6 @@ class FreezeGuard:
             self._settled_at = now + SETTLE_MS
             self._count += 1
         _log.warning("the process was frozen: what waited meanwhile is refused", seconds=round(gap / 1000, 1))
-        for listener in self._listeners:
-            listener()
+        if not self._stopping.is_set():
+            for listener in self._listeners:
+                listener()

@@ -18,3 +18,13 @@ def test_a_gap_is_a_freeze_once_and_settles() -> None:
     clock.now += 1
     assert (guard.freezes(), guard.settling()) == (1, False)
     assert len(called) == 1
+
+
+def test_after_its_stop_a_freeze_counts_and_nobody_is_told() -> None:
+    clock, called = ManualClock(), []
+    guard = FreezeGuard(clock)
+    guard.listen(lambda: called.append(clock.now))
+    guard.stop()
+    clock.now += FROZEN_MS + 1
+    assert guard.freezes() == 1
+    assert called == []
