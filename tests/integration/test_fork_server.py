@@ -63,7 +63,7 @@ def test_a_fork_ends_with_the_process_that_asked_for_it(tmp_path: Path):
     block_until(lambda: not Path(f"/proc/{pid}").exists(), WITHIN, "the fork is gone")
 
 
-def test_a_service_is_forked_unless_libraries_may_see_a_difference():
+def test_variables_that_libraries_read_exclude_a_fork():
     given = dict(os.environ)
     assert can_fork(given | {"MEDIATOR_MAX_WAITING": "7", "PYSPARK_PYTHON": sys.executable})
     assert not can_fork(given | {"SSL_CERT_FILE": "ca.pem"})
