@@ -341,7 +341,8 @@ async def test_whoever_fails_at_being_told_costs_nobody_the_answer(store: Gated)
     def done(outcome: object) -> None:
         raise ValueError("an asker")
 
-    writer = Writer(store, lambda: 1, MAX_BATCH, [told])
+    commits: list[Committed] = []
+    writer = Writer(store, lambda: 1, MAX_BATCH, [told, commits.append])
     first = await held(store, writer)
     answers = Answers()
     writer.submit(PLACE, note(0), done)
@@ -349,6 +350,7 @@ async def test_whoever_fails_at_being_told_costs_nobody_the_answer(store: Gated)
     store.gate.set()
     assert await first == "first"
     assert await answers.until(1) == [1]
+    assert [commit.size for commit in commits] == [1, 2], "the other listener learns of every commit"
     await writer.close()
 
 
