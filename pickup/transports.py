@@ -108,7 +108,7 @@ class Transports:
         read: Callable[[], Awaitable[bytes]],
     ) -> DirectAnswer:
         """Accept one envelope: 202, or 200 with the one reply that goes back on the same request (D9)."""
-        outcome, held = MediatorError.code, 0
+        outcome, reserved = MediatorError.code, 0
         try:
             if self._gate is not None:
                 self._gate.admit(peer, headers)
@@ -118,8 +118,8 @@ class Transports:
                 body = await read()
             except (ConnectionError, web.RequestPayloadError):
                 raise BadRequestError("body", "the connection ended before it was complete") from None
-            self._hold(len(body))
-            held = len(body)
+            self._reserve(len(body))
+            reserved = len(body)
             await self._receiver.receive(body, exchange)
             outcome = OK
         except MediatorError as error:
@@ -132,7 +132,7 @@ class Transports:
             outcome = "timeout"
             raise
         finally:
-            self._posted -= held
+            self._posted -= reserved
             self._metrics.envelope(_NAME, outcome)
         if exchange.answer is None:
             return _ACCEPTED
@@ -151,15 +151,15 @@ class Transports:
             async for chunk in request.content.iter_any():
                 if len(body) + len(chunk) > self._max_message:
                     raise MessageTooLargeError(len(body) + len(chunk), self._max_message)
-                self._hold(len(chunk))
+                self._reserve(len(chunk))
                 body += chunk
         finally:
-            # Who handles it holds it anew.
+            # Reserved anew by what handles it, with nothing awaited in between.
             self._posted -= len(body)
         return bytes(body)
 
-    def _hold(self, size: int) -> None:
-        """Count bytes of a body in memory; raises :class:`BusyError` above the bound of all together."""
+    def _reserve(self, size: int) -> None:
+        """Reserve room for bytes of a body; raises :class:`BusyError` above the bound of all together."""
         if self._posted + size > MAX_POSTED:
             raise BusyError(f"{MAX_POSTED} bytes are being received already")
         self._posted += size
