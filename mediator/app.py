@@ -357,8 +357,8 @@ async def _serve_operators(host: Host, health: Health, nats_url: str, forgetting
     try:
         yield sign_in
     finally:
-        await ended.close()
         await tasks.stop()
+        await ended.close()
 
 
 async def _open_console(host: Host, health: Health) -> Callable[[SignInView], Awaitable[str]]:

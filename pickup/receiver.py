@@ -115,7 +115,8 @@ class ReplySender:
     async def answer(self, request: InboundRequest, replies: Sequence[ReplyMessage]) -> None:
         """Send the replies to a request, then run its callbacks: True when all went out on its channel."""
         # A forward has neither a reply nor a route.
-        here = bool(replies or request.message.return_route) and returns_here(request)
+        asked = request.message.return_route is not None
+        here = (bool(replies) or asked) and returns_here(request)
         all_sent = bool(replies)
         for reply in replies:
             sealed = await self._seal_answer(request, reply)

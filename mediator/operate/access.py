@@ -168,7 +168,7 @@ class EndedSessions:
         self._task = CoalescingTask("ended-sessions", self.poll)
 
     async def open(self) -> None:
-        """Read the table, and listen to the other instances; :meth:`look` is to be called regularly."""
+        """Read the table, and listen to the other instances; :meth:`poll` is to be called regularly."""
         self._learn(await self._broker.read(lambda tx, _now: tx.table(EndedSessionTable).all()))
         if self._announcer is not None:
             await self._announcer.listen(lambda _data: self._task.call())
@@ -184,7 +184,7 @@ class EndedSessions:
     async def end(self, digest: str, ends_at: int) -> None:
         """End a session: here at once, whatever happens; at the others, and for the time after a restart, on return.
 
-        Raises :class:`MediatorError` when the store does not take it; :meth:`look` then tries again.
+        Raises :class:`MediatorError` when the store does not take it; :meth:`poll` then tries again.
         """
         if len(self._unwritten) >= MAX_ENDED:
             raise BusyError(f"{MAX_ENDED} sign-outs wait for the store")

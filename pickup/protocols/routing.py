@@ -68,7 +68,7 @@ async def forward(context: DidcommContext, tenant: str, message: DidcommMessage)
         keys=recipients,
         payloads=payloads,
         # Senders may name a recipient otherwise than it registered itself, but they sealed for a key of its.
-        inside=[inside[:MAX_INSIDE] for _, inside in envelopes],
+        inside=[inside for _, inside in envelopes],
         expire_at=parse_expiry(message, context.mediation.clock()),
         delay=parse_delay(message, context.mediation.rules.keep),
         headers=context.mediation.broker.trace.headers(),
@@ -111,7 +111,7 @@ def parse_recipients(value: object, where: str) -> list[str]:
 
 
 def _envelope(context: DidcommContext, value: Any, where: str) -> tuple[bytes, list[str]]:
-    """Return the bytes to queue, and the canonical names of those for whom they are sealed.
+    """Return the bytes to queue, and the canonical names of the first of those for whom they are sealed.
 
     A JSON object is written compactly, other payloads stay as they are.
     """
@@ -126,10 +126,9 @@ def _envelope(context: DidcommContext, value: Any, where: str) -> tuple[bytes, l
             recipients = recipients_in(read_object(payload))
     if recipients is None or not isinstance(payload, bytes):
         raise BadRequestError(where, "expected a DIDComm encrypted envelope")
-    names = [name for kid in recipients if (name := canonical(kid)) is not None]
-    if any(map(context.identities.owns, names)):
+    if any(context.identities.find(kid) is not None for kid in recipients):
         raise BadRequestError(where, "the envelope is sealed for this mediator itself")
-    return payload, names
+    return payload, [name for kid in recipients[:MAX_INSIDE] if (name := canonical(kid)) is not None]
 
 
 def parse_expiry(message: DidcommMessage, now: int) -> int | None:

@@ -47,7 +47,7 @@ def removal(no, revision, at=T0, tenant=TENANT) -> AgentChange:
 
 
 @pytest.mark.rule("G3")
-def test_the_last_seen_of_life_is_of_agents_with_a_ttl(store):
+def test_last_seen_is_of_agents_with_a_ttl(store):
     with within(store.transaction(), RegistryTables) as tx:
         assert tx.agents.last_seen() == 0
         add(tx, "a", ttl=60, now=T0 + 2)

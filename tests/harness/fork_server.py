@@ -75,8 +75,10 @@ class ForkedProcess:
 
     def send_signal(self, number: int) -> None:
         """Send a signal, unless the process has ended."""
+        # It may have ended since, and not be told yet.
         if self.poll() is None:
-            signal.pidfd_send_signal(self._pidfd, number)
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)
 
     def terminate(self) -> None:
         """Send SIGTERM."""
@@ -147,7 +149,9 @@ def _serve() -> list[str]:
                     return list(arguments)
                 os.close(descriptors[0])
                 pidfd, status = os.pidfd_open(pid), socket.socket(fileno=descriptors[1])
-                socket.send_fds(status, [str(pid).encode()], [pidfd])
+                # Who asked may have given up; the fork runs, and ends with the tests.
+                with contextlib.suppress(OSError):
+                    socket.send_fds(status, [str(pid).encode()], [pidfd])
                 selector.register(pidfd, selectors.EVENT_READ, (pid, status))
 
 

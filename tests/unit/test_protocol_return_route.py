@@ -85,6 +85,20 @@ async def test_all_holds_for_the_key_as_long_as_the_socket_does(door: Door, gene
 
 @both
 @pytest.mark.rule("D5")
+@pytest.mark.parametrize("route", ["none", "", "elsewhere"])
+async def test_a_message_without_a_reply_ends_the_route(door: Door, generation: Generation, route: str) -> None:
+    peer, wire = await reachable(door, generation), Wire(persistent=True)
+    await peer.ask(PING[generation], route="all", wire=wire)
+    silent = {"response_requested": False}
+    if generation is Generation.V1:
+        assert await peer.tell(PING[generation], **silent, route=route, wire=wire) == []
+    else:
+        assert await peer.tell(PING[generation], silent, route=route, wire=wire) == []
+    assert await peer.tell(PING[generation], route=None, wire=wire) == []
+
+
+@both
+@pytest.mark.rule("D5")
 async def test_thread_holds_for_its_message_alone(door: Door, generation: Generation) -> None:
     peer, wire = await reachable(door, generation), Wire(persistent=True)
     await peer.ask(PING[generation], route="thread", wire=wire)

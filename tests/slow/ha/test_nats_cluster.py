@@ -112,6 +112,8 @@ def database(postgres: Server) -> Iterator[str]:
 async def running(services: Services, database: str, nats_urls: list[str], gateways: list[str]) -> list[Service]:
     """Start an instance for each of these URLs and gateways, and wait until all are ready."""
     key = base64.b64encode(bytes(32)).decode()
+    # Programs of their own: each has its order of sets, which forks would share.
+    services.forked = False
     for number, (nats_url, gateway) in enumerate(zip(nats_urls, gateways, strict=True)):
         service = services.new(f"instance-{number}", database_url=database, nats_url=nats_url)
         service.environment |= {"MEDIATOR_DIDCOMM__KEY": key, "MEDIATOR_GATEWAY__LISTEN": gateway}
