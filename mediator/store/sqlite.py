@@ -82,11 +82,13 @@ class Pace:
 
     def __init__(self) -> None:
         self._usual = 2 * FAST_SECONDS
+        self.fast = False
+        """Whether the next commit is likely to be fast."""
 
-    def note(self, seconds: float) -> bool:
-        """Count in how long a commit took that wrote something; return whether the next one is likely to be fast."""
+    def note(self, seconds: float) -> None:
+        """Count in how long a commit took that wrote something."""
         self._usual += (seconds - self._usual) * WEIGHT
-        return self._usual < FAST_SECONDS
+        self.fast = self._usual < FAST_SECONDS
 
 
 class SqliteStore:
@@ -194,7 +196,8 @@ class SqliteStore:
             connection.execute("COMMIT")
             wrote = connection.total_changes != changes
             if wrote:
-                self.commits_fast = self._pace.note(time.perf_counter() - started)
+                self._pace.note(time.perf_counter() - started)
+                self.commits_fast = self._pace.fast
         except BaseException as error:
             session.roll_back()
             with suppress(sqlite3.Error):

@@ -87,7 +87,7 @@ LOOKS: Sequence[Callable[[messages.DidcommMessage], object]] = (
     lambda read: [message_queue.parse_attachment_id(text) for text in read.fields.texts("message_id_list")],
     lambda read: read.fields.count("limit"),
     lambda read: read.fields.flag("live_delivery"),
-    lambda read: read.fields.optional_text("recipient_key"),
+    lambda read: read.fields.optional_texts({"recipient_key": 2048}),
     lambda read: routing.parse_recipients(read.body.get("next"), "next"),
     lambda read: routing.parse_expiry(read, 0),
     lambda read: routing.parse_delay(read, 1000),
