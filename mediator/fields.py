@@ -66,27 +66,30 @@ class Fields:
                 given[name] = table[name](self, name)
         return given
 
+    def _get(self, name: str) -> Any:
+        value = self._values.get(name)
+        return None if value == "" else value
+
     def _wrong(self, name: str, expected: str, value: Any) -> BadRequestError:
         return BadRequestError(self.path(name), f"expected {expected}, got {_show(value)}")
 
     def text(self, name: str, longest: int, *, lines: bool = False) -> str | None:
         """Return a string of at most ``longest`` characters, without control characters; ``lines`` allows new lines."""
-        value = self._values.get(name)
-        if value is None or value == "":
+        value = self._get(name)
+        if value is None:
             return None
         if not isinstance(value, str):
             raise self._wrong(name, "a string", value)
         if len(value) > longest:
             raise BadRequestError(self.path(name), f"expected at most {longest} characters, got {len(value)}")
-        text = value.translate(_LINES) if lines else value
-        if not (text.isascii() and text.isprintable()) and has_controls(text):
+        if has_controls(value.translate(_LINES) if lines else value):
             raise BadRequestError(self.path(name), "expected no control characters")
         return value
 
     def prose(self, name: str, most: int) -> str | None:
         """Return what a person wrote, any characters, cut to the first ``most``; white space alone is absent."""
-        value = self._values.get(name)
-        if value is None or value == "":
+        value = self._get(name)
+        if value is None:
             return None
         if not isinstance(value, str):
             raise self._wrong(name, "a string", value)
@@ -94,15 +97,15 @@ class Fields:
 
     def words(self, name: str, most: int, longest: int) -> tuple[str, ...] | None:
         """Return a list of words, given as a list or as one string with commas."""
-        value = self._values.get(name)
-        if value is None or value == "":
+        value = self._get(name)
+        if value is None:
             return None
         return parse_words(value, self.path(name), most, longest)
 
     def flag(self, name: str) -> bool | None:
         """Return true or false."""
-        value = self._values.get(name)
-        if value is None or value == "":
+        value = self._get(name)
+        if value is None:
             return None
         if isinstance(value, bool):
             return value
@@ -110,10 +113,10 @@ class Fields:
 
     def number(self, name: str, lowest: int, highest: int | None, *, zero_is_absent: bool = False) -> int | None:
         """Return a whole number; one above ``highest`` is clamped, without ``highest`` refused above 2^63 - 1 (N4)."""
-        value = self._values.get(name)
-        if value is None or value == "":
+        value = self._get(name)
+        if value is None:
             return None
-        number = value if type(value) is int else whole_number(value, clamped=highest is not None)
+        number = whole_number(value, clamped=highest is not None)
         if number is None:
             raise self._wrong(name, "a whole number", value)
         if zero_is_absent and number == 0:
@@ -124,8 +127,8 @@ class Fields:
 
     def fraction(self, name: str) -> float | None:
         """Return a number from 0 to 1; one above is clamped (N4)."""
-        value = self._values.get(name)
-        if value is None or value == "":
+        value = self._get(name)
+        if value is None:
             return None
         number = decimal_number(value)
         if number is None or number < 0:
@@ -134,8 +137,8 @@ class Fields:
 
     def numbers(self, name: str, most: int) -> list[int] | None:
         """Return a list of whole numbers from 0."""
-        value = self._values.get(name)
-        if value is None or value == "":
+        value = self._get(name)
+        if value is None:
             return None
         if not isinstance(value, list):
             raise self._wrong(name, "a list of whole numbers", value)
@@ -156,8 +159,8 @@ class Fields:
 
     def fields(self, name: str) -> "Fields":
         """Return the fields of an object inside."""
-        value = self._values.get(name)
-        if value is None or value == "":
+        value = self._get(name)
+        if value is None:
             return Fields({}, f"{self._path}{name}.")
         if not isinstance(value, dict):
             raise self._wrong(name, "an object", value)
@@ -165,8 +168,8 @@ class Fields:
 
     def choice(self, name: str, words: tuple[str, ...]) -> str | None:
         """Return one of a few words."""
-        value = self._values.get(name)
-        if value is None or value == "":
+        value = self._get(name)
+        if value is None:
             return None
         if value not in words:
             raise self._wrong(name, " or ".join(words), value)

@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -121,11 +121,7 @@ async def test_a_server_that_does_not_greet_is_left_closed(recwarn: pytest.Warni
         else:
             writer.write(b"220 mail.example.com ESMTP\r\n" if len(writers) > 2 else GREETING + b"PONG\r\n")
 
-    server = await asyncio.start_server(talk, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    client = TlsClient()
-    options: dict[str, Any] = {"reconnect_time_wait": 0.0, "max_reconnect_attempts": -1}
-    await client.connect(f"nats://127.0.0.1:{port}", error_cb=silent, **options)
+    server, client = await connected(talk, silent)
     writers[0].close()
     await until(lambda: len(writers) > 4)
     await client.close()
@@ -156,11 +152,7 @@ async def test_a_closed_client_does_not_connect_again() -> None:
             if missed > 1:
                 raise
 
-    server = await asyncio.start_server(talk, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    client = TlsClient()
-    options: dict[str, Any] = {"reconnect_time_wait": 0.0, "max_reconnect_attempts": -1}
-    await client.connect(f"nats://127.0.0.1:{port}", error_cb=miss_the_first_cancellation, **options)
+    server, client = await connected(talk, miss_the_first_cancellation)
     writers[0].close()
     await until(lambda: len(writers) > 4)
     # As asyncio.wait_for misses one that comes while a connection is made.
@@ -168,6 +160,19 @@ async def test_a_closed_client_does_not_connect_again() -> None:
     assert client.is_closed
     assert not [task for task in asyncio.all_tasks() if "_attempt_reconnect" in repr(task)]
     server.close()
+
+
+async def connected(
+    talk: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+    on_error: Callable[[Exception], Awaitable[None]],
+) -> tuple[asyncio.Server, TlsClient]:
+    """Listen, and connect a client that never gives up."""
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    client = TlsClient()
+    options: dict[str, Any] = {"reconnect_time_wait": 0.0, "max_reconnect_attempts": -1}
+    await client.connect(f"nats://127.0.0.1:{port}", error_cb=on_error, **options)
+    return server, client
 
 
 async def silent(_error: Exception) -> None:
