@@ -28,8 +28,7 @@ from pickup.client.wallet import Link, Wallet
 from pickup.dids.document import DidDocument, DidResolver
 from pickup.dids.resolver import CachingResolver, DidWebResolver
 from pickup.envelope import Envelopes, OpenedEnvelope
-from pickup.envelope.library import LibraryEnvelopes
-from pickup.envelope.v2 import DidcommMessagingLibrary
+from pickup.envelope.library import DIDCOMM_MESSAGING, LibraryEnvelopes, load_library
 from pickup.message import encode
 from pickup.rules.names import canonical
 from pickup.rules.records import Generation
@@ -163,7 +162,7 @@ class ClientResources:
         self._guard = Guard(EVERYWHERE)
         self.resolver: DidResolver = CachingResolver(_NoDids(), DidWebResolver(self._guard))
         self.envelopes: Envelopes = LibraryEnvelopes(
-            self.resolver, wallet, max_bytes=MAX_BYTES, v2=DidcommMessagingLibrary()
+            self.resolver, wallet, max_bytes=MAX_BYTES, v2=load_library(DIDCOMM_MESSAGING)
         )
         self.session = aiohttp.ClientSession()
 

@@ -12,6 +12,7 @@ from pickup.envelope import OpenedEnvelope
 from pickup.envelope.reading import MAX_V2_RECIPIENTS, Jwe, Jws, V1Envelope, mark_of, read, read_layer
 from pickup.envelope.v1 import NOT_FOR_US, V1Library
 from pickup.envelope.v2 import DidcommMessagingLibrary, V2Library, verify
+from pickup.envelope.v2_cryptography import CryptographyLibrary
 from pickup.rules.names import canonical
 from pickup.rules.records import Generation
 
@@ -29,7 +30,7 @@ def load_library(name: str) -> V2Library:
     Raises :class:`SetupError` when it is not installed.
     """
     if name == DIDCOMM_MESSAGING:
-        return DidcommMessagingLibrary()
+        return CryptographyLibrary(DidcommMessagingLibrary())
     try:
         from pickup.envelope.v2_didcomm import DidcommLibrary
     except ModuleNotFoundError as error:

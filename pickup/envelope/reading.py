@@ -4,6 +4,7 @@ Everything here works on untrusted bytes. The result is bounded in size, depth a
 and alphabet, and all headers name the same sender. Anything else is an :class:`EnvelopeError`.
 """
 
+import binascii
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
@@ -38,6 +39,8 @@ SIGNERS = {"Ed25519": "EdDSA", "P-256": "ES256", "P-384": "ES384"}
 """The one algorithm that each curve signs with."""
 
 _BASE64 = re.compile(r"[A-Za-z0-9_-]+={0,2}")
+_STANDARD = bytes.maketrans(b"-_+/=", b"+/!!!")
+"""Makes base64url standard base64, and what is neither something that no decoder takes in strict mode."""
 _NOT_ENCRYPTED = "expected an encrypted message"
 
 
@@ -56,10 +59,15 @@ class V1Envelope:
 class Jwe:
     """One encrypted layer of v2, not opened yet."""
 
-    fields: Mapping[str, str]
-    """``protected``, ``iv``, ``ciphertext``, ``tag`` and, when there is one, ``aad``."""
+    fields: Mapping[str, Any]
+    """As they came; ``protected`` and ``aad`` are base64url."""
+    header: Mapping[str, Any]
+    """What ``protected`` holds."""
     recipients: Mapping[str, str]
     """Key ids, each with its encrypted content key."""
+    iv: bytes
+    ciphertext: bytes
+    tag: bytes
     curve: str
     """The curve of the ephemeral key, and so of all keys involved."""
     sender_kid: str | None
@@ -68,9 +76,11 @@ class Jwe:
     """For each key id its ephemeral key, where the protected header has none (RFC 7518 §4.6.1.1)."""
 
     def only_for(self, kid: str) -> dict[str, Any]:
-        """Return the layer for one of its recipients, without unprotected headers."""
+        """Return the layer as JSON for one of its recipients, without unprotected headers."""
         header = {"kid": kid, "epk": self.epks[kid]} if self.epks else {"kid": kid}
-        return {**self.fields, "recipients": [{"header": header, "encrypted_key": self.recipients[kid]}]}
+        names = ("protected", "iv", "ciphertext", "tag", *(("aad",) if "aad" in self.fields else ()))
+        recipient = {"header": header, "encrypted_key": self.recipients[kid]}
+        return {**{name: self.fields[name] for name in names}, "recipients": [recipient]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +127,7 @@ def read_jwt(text: str) -> tuple[Jws, dict[str, Any]]:
     header = _protected(parts)
     if "b64" in header or header.get("alg") not in SIGNERS.values():
         raise EnvelopeError(f"expected alg {' or '.join(sorted(SIGNERS.values()))}")
-    return Jws(**parts, alg=header["alg"], kid=_kid(header.get("kid"))), read_object(_decode(parts, "payload"))
+    return Jws(**parts, alg=header["alg"], kid=_kid(header.get("kid"))), read_object(decode(parts, "payload"))
 
 
 def read_object(data: bytes) -> dict[str, Any]:
@@ -164,19 +174,25 @@ def _texts(fields: Mapping[str, Any], *names: str) -> dict[str, str]:
     return texts
 
 
-def _decode(fields: Mapping[str, Any], name: str) -> bytes:
-    """Return what a field has in base64url, padded or not."""
-    text = _texts(fields, name)[name]
+def decode(fields: Mapping[str, Any], name: str) -> bytes:
+    """Return what a field has in base64url, padded or not; :class:`EnvelopeError` names one that has not."""
+    text = fields.get(name)
+    if text is None:
+        raise EnvelopeError(f"{name} is missing")
+    bare = text.rstrip("=") if isinstance(text, str) else ""
+    if not bare or len(text) > len(bare) + 2:
+        raise EnvelopeError(f"expected base64url in {name}")
     if len(text) > MAX_PROTECTED and name == "protected":
         raise EnvelopeError(f"expected a protected header of at most {MAX_PROTECTED} characters")
     try:
-        return base64url.decode(text)
+        standard = bare.encode("ascii").translate(_STANDARD) + b"=" * (-len(bare) % 4)
+        return binascii.a2b_base64(standard, strict_mode=True)
     except ValueError:
-        raise EnvelopeError("expected base64url") from None
+        raise EnvelopeError(f"expected base64url in {name}") from None
 
 
 def _protected(fields: Mapping[str, Any]) -> dict[str, Any]:
-    header = read_object(_decode(fields, "protected"))
+    header = read_object(decode(fields, "protected"))
     # Decompression makes much out of little; nothing of DIDComm uses either of the two.
     if "zip" in header or "crit" in header:
         raise EnvelopeError("zip and crit are not accepted")
@@ -228,18 +244,18 @@ def _read_jwe(fields: Mapping[str, Any], header: Mapping[str, Any]) -> Jwe:
     apv = apv_of if sum(map(len, kids)) <= _MAX_CACHED else apv_of.__wrapped__
     if _texts(header, "apv")["apv"].rstrip("=") != apv(kids):
         raise EnvelopeError("apv is not that of the recipients")
-    optional = ("aad",) if "aad" in fields else ()
-    texts = _texts(fields, "protected", "iv", "ciphertext", "tag", *optional)
-    if alg == AUTHCRYPT:
-        return Jwe(texts, recipients, _curve(header.get("epk")), _sender(header))
-    if "epk" in header:
-        return Jwe(texts, recipients, _curve(header["epk"]), None)
-    # didcomm-messaging writes it there on Askar. One that was changed opens nothing, as a changed content key does.
-    epks = {recipient["header"]["kid"]: recipient["header"].get("epk") for recipient in fields["recipients"]}
-    curves = {_curve(epk) for epk in epks.values()}
+    if "aad" in fields:
+        _texts(fields, "aad")
+    iv, ciphertext, tag = decode(fields, "iv"), decode(fields, "ciphertext"), decode(fields, "tag")
+    epks: dict[str, Any] = {}
+    if alg == ANONCRYPT and "epk" not in header:
+        # didcomm-messaging writes it there on Askar. One that was changed opens nothing, as a changed content key does.
+        epks = {recipient["header"]["kid"]: recipient["header"].get("epk") for recipient in fields["recipients"]}
+    curves = {_curve(epk) for epk in epks.values()} or {_curve(header.get("epk"))}
     if len(curves) != 1:
         raise EnvelopeError("expected an epk on one curve for all recipients")
-    return Jwe(texts, recipients, curves.pop(), None, epks)
+    sender_kid = _sender(header) if alg == AUTHCRYPT else None
+    return Jwe(fields, header, recipients, iv, ciphertext, tag, curves.pop(), sender_kid, epks)
 
 
 @lru_cache(maxsize=1024)
@@ -269,7 +285,7 @@ def _curve(epk: object) -> str:
 
 def _sender(header: Mapping[str, Any]) -> str:
     try:
-        by_apu = _decode(header, "apu").decode()
+        by_apu = decode(header, "apu").decode()
     except UnicodeDecodeError:
         raise EnvelopeError("expected a key id in apu") from None
     if "skid" in header and header["skid"] != by_apu:

@@ -69,16 +69,24 @@ def open_v1(envelope: bytes, seed: bytes) -> tuple[bytes, bytes | None]:
     return plaintext, sender
 
 
+_CIPHERS = {"A256CBC-HS512": KeyAlg.A256CBC_HS512, "A256GCM": KeyAlg.A256GCM, "XC20P": KeyAlg.XC20P}
+
+
 def seal_v2(
-    message: bytes, kid: str, to: dict[str, str], sender_kid: str | None = None, sender: dict[str, str] | None = None
+    message: bytes,
+    kid: str,
+    to: dict[str, str],
+    sender_kid: str | None = None,
+    sender: dict[str, str] | None = None,
+    enc: str = "A256CBC-HS512",
 ) -> bytes:
-    """Seal for one public JWK, from a private one, or anonymously, with A256CBC-HS512."""
+    """Seal for one public JWK, from a private one, or anonymously."""
     receiver = Key.from_jwk(to)
     ephemeral = Key.generate(receiver.algorithm)
     epk = json.loads(ephemeral.get_jwk_public())
     apu, apv = (sender_kid or "").encode(), unb64(apv_of([kid]))
-    protected: dict[str, Any] = {"enc": "A256CBC-HS512", "apv": b64(apv), "epk": epk}
-    cek = Key.generate(KeyAlg.A256CBC_HS512)
+    protected: dict[str, Any] = {"enc": enc, "apv": b64(apv), "epk": epk}
+    cek = Key.generate(_CIPHERS[enc])
     if sender_kid is None:
         protected["alg"] = "ECDH-ES+A256KW"
     else:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mediator.errors import EnvelopeError, MessageTooLargeError, UnresolvedDidError
 from pickup.envelope import OpenedEnvelope
-from pickup.envelope.library import LibraryEnvelopes
+from pickup.envelope.library import LibraryEnvelopes, load_library
 from pickup.envelope.reading import MAX_DEPTH, MAX_PROTECTED, V1_CIPHER
 from pickup.envelope.v2 import DidcommMessagingLibrary
 from pickup.envelope.v2_didcomm import DidcommLibrary
@@ -37,12 +37,12 @@ ENVELOPES = {
 }
 OURS = [
     LibraryEnvelopes(MemoryResolver([US, THEM]), MemorySecrets([US]), max_bytes=LIMIT, v2=library())
-    for library in (DidcommLibrary, DidcommMessagingLibrary)
+    for library in (DidcommLibrary, DidcommMessagingLibrary, lambda: load_library("didcomm-messaging"))
 ]
 REFUSED = (EnvelopeError, UnresolvedDidError)
 
 every_envelope = pytest.mark.parametrize("name", ENVELOPES)
-libraries = pytest.mark.parametrize("ours", OURS, ids=["didcomm", "didcomm-messaging"])
+libraries = pytest.mark.parametrize("ours", OURS, ids=["didcomm", "didcomm-messaging", "cryptography"])
 
 
 def opened(ours: LibraryEnvelopes, data: bytes) -> OpenedEnvelope | None:
