@@ -66,7 +66,7 @@ _WITH_INFO: Final = 1
 
 _PUBLISH: Final = frames.publish_pattern(rb"\$(?:JS\.|SYS\.|mq9\.)|mq9ctl\.")
 _MESSAGE: Final = frames.message_pattern()
-_TOKENS: Final = rb"[^ \t\r\n.*>]++(?:\.[^ \t\r\n.*>]++)*+"
+_TOKENS: Final = rb"[^ \t\r\n.*>]++(?:\.[^ \t\r\n.*>]++)*"
 _REQUEST: Final = re.compile(
     rb"(H?)PUB (\$mq9\.AI\.(?!PUSH\.)%b) (?:(_INBOX\.%b) )?(?:(\d{1,9}) )?(\d{1,9})\r\n" % (_TOKENS, _TOKENS)
 )
