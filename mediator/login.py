@@ -67,6 +67,11 @@ class Login:
         }
 
     @property
+    def has_tls_files(self) -> bool:
+        """Whether it says itself whom to trust, or has a certificate of its own."""
+        return (self.tls_ca, self.tls_cert, self.certificate) != (None, None, None)
+
+    @property
     def tls(self) -> "ssl.SSLContext":
         """The settings by which the client verifies the server, and shows a certificate of its own.
 

@@ -100,7 +100,7 @@ def main() -> None:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        build_app()(prog_name="mediator")
+        build_app().only(sys.argv[1] if len(sys.argv) > 1 else "")(prog_name="mediator")
     except (MediatorError, CommandError) as error:
         typer.echo(f"mediator: {error}", err=True)
         if "--json" in sys.argv:

@@ -13,6 +13,7 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, is_dataclass
 from difflib import get_close_matches
 from enum import StrEnum
@@ -22,6 +23,8 @@ from string import Template
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 import typer
+from typer.main import get_command_name
+from typer.models import CommandInfo
 
 from mediator.cli.output import Cells, print_json, print_line, print_records, print_table
 from mediator.mailboxes.address import parse_address
@@ -58,6 +61,32 @@ class CommandGroup(typer.Typer):
             return function
 
         return decorate
+
+    def only(self, word: str) -> typer.Typer:
+        """Return the program with no command or group but the one of this name, or all of it where none has it.
+
+        Typer makes all commands of a program before it runs one, which takes longer than most of ours.
+        """
+        program = copy(self)
+        program.registered_commands = [command for command in self.registered_commands if _name(command) == word]
+        program.registered_groups = [
+            group
+            for group in self.registered_groups
+            if word == group.name or (not isinstance(group.name, str) and _has(group.typer_instance, word))
+        ]
+        return program if program.registered_commands or program.registered_groups else self
+
+
+def _name(command: CommandInfo) -> str:
+    return command.name or get_command_name(command.callback.__name__ if command.callback else "")
+
+
+def _has(group: typer.Typer | None, word: str) -> bool:
+    """Whether a command or a group within a group that has no name itself, and so no word on the command line."""
+    return group is not None and (
+        any(_name(command) == word for command in group.registered_commands)
+        or any(inner.name == word for inner in group.registered_groups)
+    )
 
 
 def _expand_groups(function: Callable[..., None]) -> Callable[..., None]:

@@ -63,7 +63,7 @@ class _UnencryptedError(NatsError):
 class _Nats(TlsClient):
     """Knows whether the connection at hand is encrypted: nats-py asks for the context when a server wants TLS."""
 
-    def __init__(self, context: ssl.SSLContext) -> None:
+    def __init__(self, context: ssl.SSLContext | None) -> None:
         super().__init__()
         self._context = context
         self.encrypted = False
@@ -71,6 +71,9 @@ class _Nats(TlsClient):
     @property
     def ssl_context(self) -> ssl.SSLContext:
         self.encrypted = True
+        if self._context is None:
+            # Reading all authorities that the machine trusts takes longer than a request.
+            self._context = ssl.create_default_context()
         return self._context
 
 
@@ -83,8 +86,9 @@ class Connection:
         self.patience = patience
         self._name = name
         self._must_encrypt = any(server.startswith("tls://") for server in self.servers)
-        self._options = self._login.nats_options
-        self._context = context or self._options["tls"]
+        self._options = self._login.credentials
+        # Files are read here, so that one that cannot be used is told at once.
+        self._context = context or (self._login.tls if self._login.has_tls_files else None)
         self._nats: _Nats | None = None
         self._lock = asyncio.Lock()
         self._up = asyncio.Event()
@@ -267,7 +271,7 @@ class Connection:
                 error_cb=on_error,
                 disconnected_cb=on_disconnect,
                 reconnected_cb=on_connect,
-                **{**self._options, **secrets, "tls": self._context},
+                **{**self._options, **secrets},
             )
             await on_connect()
 
