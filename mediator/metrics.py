@@ -6,11 +6,9 @@ Values that clients choose (addresses, groups, keys) never become labels. Series
 from bisect import bisect_left
 from collections import Counter as Tally
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
-from operator import attrgetter
 from typing import Final
 
 from prometheus_client import (
@@ -30,9 +28,8 @@ from mediator.mailboxes.events import EventType
 from mediator.mailboxes.lanes import LANES
 from mediator.store.writer import Committed
 
-BOUNDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, float("inf"))
-"""The upper bounds of the histogram, in seconds, each included."""
-_NAMES: Final = [*map(str, map(float, BOUNDS[:-1])), "+Inf"]
+BOUNDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
+"""The upper bounds of requests' durations, in seconds, each included."""
 OK = "ok"
 """The outcome of a request that succeeded; a failed one has the code of its error."""
 
@@ -53,7 +50,6 @@ _MAILBOX_EVENTS = {
     EventType.MAILBOX_EXPIRED: "expired",
     EventType.MAILBOX_DELETED: "deleted",
 }
-_TYPE_AND_LANE = attrgetter("type", "lane")
 # An event without a lane carries -1, which finds the last.
 _LANE_WORDS = (*(lane.name.lower() for lane in LANES), "none")
 _COMMIT_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
@@ -65,10 +61,24 @@ MEASURE_SECONDS = 60
 """How often what tenants hold is summed."""
 
 
-@dataclass(slots=True)
-class _Durations:
-    total: float = 0.0
-    counts: list[int] = field(default_factory=lambda: [0] * len(BOUNDS))
+class _Histogram:
+    """Counts values by upper bounds; the library's own takes a lock, and looks at each bound in Python."""
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._total = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one value."""
+        self._total += value
+        self._counts[bisect_left(self._bounds, value)] += 1
+
+    def add_to(self, family: HistogramMetricFamily, labels: Sequence[str] = ()) -> HistogramMetricFamily:
+        """Add what was counted to what the library collects."""
+        names = [*map(str, map(float, self._bounds)), "+Inf"]
+        family.add_metric(labels, list(zip(names, map(float, accumulate(self._counts)), strict=True)), self._total)
+        return family
 
 
 class RequestSeries(Collector):
@@ -76,14 +86,12 @@ class RequestSeries(Collector):
 
     def __init__(self) -> None:
         self._counts: defaultdict[tuple[str, str], int] = defaultdict(int)
-        self._durations: defaultdict[str, _Durations] = defaultdict(_Durations)
+        self._durations: defaultdict[str, _Histogram] = defaultdict(partial(_Histogram, BOUNDS))
 
     def count(self, verb: str, outcome: str, seconds: float) -> None:
         """Count one answered request; ``verb`` is a word of ours, ``outcome`` is :data:`OK` or an error's code."""
         self._counts[verb, outcome] += 1
-        durations = self._durations[verb]
-        durations.total += seconds
-        durations.counts[bisect_left(BOUNDS, seconds)] += 1
+        self._durations[verb].observe(seconds)
 
     def describe(self) -> Iterator[Metric]:
         """Return what is collected, so that the library finds the series by their names."""
@@ -103,9 +111,45 @@ class RequestSeries(Collector):
             labels=["verb"],
         )
         for verb, durations in list(self._durations.items()):
-            buckets = list(zip(_NAMES, map(float, accumulate(durations.counts)), strict=True))
-            times.add_metric([verb], buckets, durations.total)
+            durations.add_to(times, [verb])
         yield times
+
+
+class CommitSeries(Collector):
+    """Counts commits and what they did, on the event loop; may be collected on any thread."""
+
+    def __init__(self) -> None:
+        self._sizes = _Histogram(_BATCH_SIZES)
+        self._seconds = _Histogram(_COMMIT_SECONDS)
+        self._events = [[0] * len(_LANE_WORDS) for _ in range(max(EventType) + 1)]
+        """By type and lane."""
+
+    def committed(self, committed: Committed) -> None:
+        """Count one commit of the store, and what it did to messages and mailboxes."""
+        self._sizes.observe(committed.size)
+        self._seconds.observe(committed.seconds)
+        for event in committed.events:
+            self._events[event.type][event.lane] += 1
+
+    def describe(self) -> Iterator[Metric]:
+        """Return what is collected, so that the library finds the series by their names."""
+        return self.collect()
+
+    def collect(self) -> Iterator[Metric]:
+        """Return the series, for the library."""
+        messages = CounterMetricFamily(
+            "mediator_messages", "What happened to messages, by lane.", labels=["event", "lane"]
+        )
+        for type, word in MESSAGE_EVENTS.items():
+            for lane, count in zip(_LANE_WORDS, self._events[type], strict=True):
+                messages.add_metric([word, lane], count)
+        yield messages
+        mailboxes = CounterMetricFamily("mediator_mailboxes", "What happened to mailboxes.", labels=["event"])
+        for type, word in _MAILBOX_EVENTS.items():
+            mailboxes.add_metric([word], sum(self._events[type]))
+        yield mailboxes
+        yield self._sizes.add_to(HistogramMetricFamily("mediator_store_batch_size", "Changes in one commit."))
+        yield self._seconds.add_to(HistogramMetricFamily("mediator_store_commit_seconds", "Time one commit took."))
 
 
 class Metrics:
@@ -122,16 +166,10 @@ class Metrics:
         histogram = partial(Histogram, registry=registry)
         self.requests = RequestSeries()
         registry.register(self.requests)
-        messages = counter("mediator_messages", "What happened to messages, by lane.", ["event", "lane"])
-        self._messages = {
-            what: tuple(messages.labels(word, lane) for lane in _LANE_WORDS) for what, word in MESSAGE_EVENTS.items()
-        }
-        mailboxes = counter("mediator_mailboxes", "What happened to mailboxes.", ["event"])
-        self._mailboxes = {what: mailboxes.labels(word) for what, word in _MAILBOX_EVENTS.items()}
-        self._batch_size = histogram("mediator_store_batch_size", "Changes in one commit.", buckets=_BATCH_SIZES)
-        self._commit_seconds = histogram(
-            "mediator_store_commit_seconds", "Time one commit took.", buckets=_COMMIT_SECONDS
-        )
+        commits = CommitSeries()
+        registry.register(commits)
+        self.committed = commits.committed
+        """A listener of the writer's."""
         self.late_seconds = histogram(
             "mediator_delayed_late_seconds",
             "Time between a delayed message's due time and its release.",
@@ -180,16 +218,6 @@ class Metrics:
             ["reason"],
         )
         self.nats_up = gauge("mediator_nats_up", "1 while connected to NATS.")
-
-    def committed(self, committed: Committed) -> None:
-        """Count one commit of the store, and what it did to messages and mailboxes."""
-        self._batch_size.observe(committed.size)
-        self._commit_seconds.observe(committed.seconds)
-        for (kind, lane), count in Tally(map(_TYPE_AND_LANE, committed.events)).items():
-            if lanes := self._messages.get(kind):
-                lanes[lane].inc(count)
-            elif mailboxes := self._mailboxes.get(kind):
-                mailboxes.inc(count)
 
     def removed(self, kind: str, count: int) -> None:
         """Count what the clean-up removed; ``kind`` is a word of ours: mailboxes, messages, groups, …"""

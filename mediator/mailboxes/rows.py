@@ -119,7 +119,8 @@ def extra(sent: Message) -> bytes | None:
 
 def particulars(sent: Message) -> Row:
     """Write the columns that stand alike in every table of messages: expire_at, key, tags, recipient, extra."""
-    return sent.expire_at, sent.key, join_tags(sent.tags), sent.recipient, extra(sent)
+    tags = join_tags(sent.tags) if sent.tags else None
+    return sent.expire_at, sent.key, tags, sent.recipient, extra(sent)
 
 
 def join_tags(tags: Sequence[str]) -> str | None:

@@ -267,7 +267,8 @@ class Session:
         self._counts = counts
         self.tables: dict[Callable[[Session], Any], Any] = {}
         """By their classes, those that were used."""
-        self._unwritten: list[tuple[KeptMailbox, Message]] = []
+        self.unwritten: list[tuple[KeptMailbox, Message]] = []
+        """Messages that wait for one insert of many: whoever reads messages flushes first where any wait."""
         self._unwritten_keys: set[tuple[int, str]] = set()
         self._held: dict[tuple[int, str], tuple[int, int]] = {}
 
@@ -295,22 +296,22 @@ class Session:
 
     def write_later(self, mailbox: KeptMailbox, message: Message) -> None:
         """Keep a message for one insert of many."""
-        self._unwritten.append((mailbox, message))
+        self.unwritten.append((mailbox, message))
         self.empty_lanes.discard((mailbox.no, message.lane))
         if message.key is not None:
             self._unwritten_keys.add((mailbox.no, message.key))
 
-    def unwritten(self, mailbox: Mailbox, key: str) -> bool:
+    def is_unwritten(self, mailbox: Mailbox, key: str) -> bool:
         """Whether a message with the key waits to be inserted."""
         return (mailbox.no, key) in self._unwritten_keys
 
     def flush(self) -> None:
         """Insert what waits, so that a SELECT sees it."""
-        if not self._unwritten:
+        if not self.unwritten:
             return
-        waiting, self._unwritten = self._unwritten, []
+        waiting, self.unwritten = self.unwritten, []
         self._unwritten_keys.clear()
-        bodies = self._share([message.payload for _, message in waiting])
+        bodies = self._share([message.payload for _, message in waiting]) if len(waiting) > 1 else {}
         self.dialect.insert_messages(
             [
                 (
@@ -353,7 +354,7 @@ class Session:
 
     def write_mailboxes(self) -> None:
         """Write what is still held back of the mailboxes and their messages."""
-        if self._unwritten:
+        if self.unwritten:
             self.flush()
         if self._held:
             self.flush_held()
@@ -362,7 +363,8 @@ class Session:
 
     def finish(self) -> None:
         """Write all that is still held back, right before the commit."""
-        self.write_mailboxes()
+        if self.touched or self.unwritten or self._held:
+            self.write_mailboxes()
         for write in self.before_commit:
             write()
 

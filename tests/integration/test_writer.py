@@ -334,7 +334,11 @@ async def test_close_answers_everything_and_takes_no_more(store: Gated) -> None:
 
 
 @pytest.mark.rule("A8")
-async def test_whoever_fails_at_being_told_costs_nobody_the_answer(store: Gated) -> None:
+async def test_whoever_fails_at_being_told_costs_nobody_the_answer(
+    store: Gated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "BATCH_SECONDS", 60.0)
+
     def told(committed: Committed) -> None:
         raise ValueError("a listener")
 
@@ -431,7 +435,10 @@ class Joined:
 
 @pytest.mark.rule("A8", "F3")
 @pytest.mark.parametrize("fast", [False, True])
-async def test_joint_work_in_a_row_is_done_together(store: Gated, writer: Writer, fast: bool) -> None:
+async def test_joint_work_in_a_row_is_done_together(
+    store: Gated, writer: Writer, monkeypatch: pytest.MonkeyPatch, fast: bool
+) -> None:
+    monkeypatch.setattr(writer_module, "BATCH_SECONDS", 60.0)
     store.fast = fast
     joined, answers = Joined(), Answers()
     works = [joined.work(0), joined.work(1), note(2), joined.work(3), joined.work(4, "other"), joined.work(5)]

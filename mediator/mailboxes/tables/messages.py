@@ -31,7 +31,8 @@ class Messages(Table):
         """Return the handles of these messages, those that are there."""
         if not ids:
             return {}
-        self._session.flush()
+        if self._session.unwritten:
+            self._session.flush()
         sql = (
             f"SELECT {rows.HANDLE} FROM message WHERE mailbox_no = ? AND {{among}}"
             " AND (expire_at IS NULL OR expire_at > ?)"
@@ -41,7 +42,7 @@ class Messages(Table):
 
     def keyed(self, mailbox: Mailbox, key: str) -> Handle | None:
         """Return the message that has the key, expired or not (S2)."""
-        if self._session.unwritten(mailbox, key):
+        if self._session.is_unwritten(mailbox, key):
             self._session.flush()
         row = self._dialect.first(
             f"SELECT {rows.HANDLE} FROM message WHERE mailbox_no = ? AND key = ?", (mailbox.no, key)
@@ -64,7 +65,6 @@ class Messages(Table):
         """
         if (mailbox.no, lane) in self._session.empty_lanes:
             return []
-        self._session.flush()
         others, parameters = self._others(without) if without else ("", ())
         source = (
             f"{self._dialect.lane_sources[lane]} WHERE lane = {lane.value} AND mailbox_no = ? AND msg_id > ?"
@@ -81,7 +81,6 @@ class Messages(Table):
 
     def pick(self, mailbox: Mailbox, ids: Sequence[int], budget: int, now: int) -> list[Message]:
         """Return these messages in order of msg_id, those that are there; stops behind ``budget`` bytes of size."""
-        self._session.flush()
         found: list[Message] = []
         for chunk in chunks(sorted(ids)):
             wanted, parameters = self._dialect.any_of("msg_id", chunk)
@@ -126,6 +125,8 @@ class Messages(Table):
         return f"message WHERE {' AND '.join(where)}", parameters
 
     def _within(self, source: str, parameters: Sequence[Any], order: str, limit: int, budget: int) -> list[Message]:
+        if self._session.unwritten:
+            self._session.flush()
         taken: list[Message] = []
         for row in self._dialect.budgeted(source, parameters, order, limit, budget):
             taken.append(rows.message(row))
@@ -136,7 +137,8 @@ class Messages(Table):
 
     def between(self, mailbox: Mailbox, lane: Lane, after: int, last: int, now: int) -> list[Handle]:
         """Return a lane's living messages behind ``after`` up to and with ``last``."""
-        self._session.flush()
+        if self._session.unwritten:
+            self._session.flush()
         sql = (
             f"SELECT {rows.HANDLE} FROM {self._dialect.lane_sources[lane]}"
             f" WHERE lane = {lane.value} AND mailbox_no = ? AND msg_id > ? AND msg_id <= ?"
@@ -221,7 +223,6 @@ class Messages(Table):
         without: Collection[int] = (),
     ) -> list[Message]:
         """Return messages for one recipient key behind msg_id ``after``, as :meth:`lane` does (D3)."""
-        self._session.flush()
         others, parameters = self._others(without)
         source = (
             "message WHERE mailbox_no = ? AND recipient = ? AND msg_id > ?"

@@ -278,7 +278,8 @@ class Tail(Table):
 
     def mark(self) -> int:
         """Return the place of the last message, 0 when there is none."""
-        self._session.flush()
+        if self._session.unwritten:
+            self._session.flush()
         [(last,)] = self._execute("SELECT coalesce(max(id), 0) FROM message")
         return int(last)
 
