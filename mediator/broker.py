@@ -22,8 +22,9 @@ from mediator.mailboxes.address import PUBLIC
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.fetching import Fetch, Fetched
 from mediator.mailboxes.mailbox import Kind, Mailbox, MailboxKey
-from mediator.mailboxes.message import Message, Usage
+from mediator.mailboxes.message import Usage
 from mediator.mailboxes.quotas import Quotas
+from mediator.mailboxes.rows import StoredMessage
 from mediator.request_context import NO_TRACE, TraceHooks
 from mediator.store.base import Integrity, Store, Transaction
 from mediator.store.writer import Committed, Done, JointWork, Observer, Work, Writer
@@ -170,11 +171,11 @@ class Broker:
         """Whether the end of a connection will be told."""
         return connection in self._connections
 
-    async def fetch(self, request: Fetch) -> list[Message]:
+    async def fetch(self, request: Fetch) -> list[StoredMessage]:
         """Return messages, waiting up to ``max_wait`` for the first (F1–F10)."""
         return (await self.fetch_and_note(request))[0]
 
-    async def fetch_and_note(self, request: Fetch) -> tuple[list[Message], str]:
+    async def fetch_and_note(self, request: Fetch) -> tuple[list[StoredMessage], str]:
         """Do as :meth:`fetch`, and return why messages that wait were kept back, empty where none were (F6)."""
         if request.address == PUBLIC:
             await self.ready_board(request.tenant)
@@ -243,11 +244,11 @@ class Broker:
         """Lengthen leases; ``done`` as for :meth:`ack_soon` (F6)."""
         self._change_soon(request, settling.extend, done)
 
-    async def query(self, request: querying.Query) -> list[Message]:
+    async def query(self, request: querying.Query) -> list[StoredMessage]:
         """Return messages without moving any group (Q1)."""
         return (await self.query_and_name(request))[0]
 
-    async def query_and_name(self, request: querying.Query) -> tuple[list[Message], str]:
+    async def query_and_name(self, request: querying.Query) -> tuple[list[StoredMessage], str]:
         """Do as :meth:`query`, and return the mailbox's send-only address too (A10)."""
         if request.address == PUBLIC:
             await self.ready_board(request.tenant)

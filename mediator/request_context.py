@@ -59,7 +59,7 @@ scope: ContextVar[RequestScope | None] = ContextVar("request", default=None)
 
 
 class TraceableMessage(Protocol):
-    """A message that is handed to a consumer; :class:`~mediator.mailboxes.message.Message` is one."""
+    """A message that is handed to a consumer; :class:`~mediator.mailboxes.rows.StoredMessage` is one."""
 
     @property
     def msg_id(self) -> int:

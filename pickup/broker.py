@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 from mediator.broker import Broker
 from mediator.mailboxes.events import Event
 from mediator.mailboxes.mailbox import MailboxKey
-from mediator.mailboxes.message import Message
+from mediator.mailboxes.rows import StoredMessage
 from mediator.mailboxes.sending import KindHooks
 from mediator.store.base import Transaction
 from mediator.store.writer import Committed
@@ -84,7 +84,7 @@ MAX_MAILBOX_KEYS = 100_000
 class Arrived(NamedTuple):
     """Messages that arrived, and the cursor to continue with."""
 
-    messages: list[Message]
+    messages: list[StoredMessage]
     cursor: int
 
 
@@ -322,13 +322,13 @@ class MediationBroker:
         leased: Collection[int] = (),
         *,
         confirm_batch: bool = True,
-    ) -> list[Message]:
+    ) -> list[StoredMessage]:
         """Hand out the oldest messages (RFC 0685 §delivery-request); they stay queued (D1, D2).
 
         ``budget`` is in bytes. ``confirm_batch``: the last batch without acknowledgement came, and is removed (D7).
         """
 
-        def work(tx: MediationTransaction, now: int) -> list[Message]:
+        def work(tx: MediationTransaction, now: int) -> list[StoredMessage]:
             confirms = confirm_batch and connection.handed
             settled = message_queue.confirm_batch(tx, connection, now) if confirms else connection
             return message_queue.deliver(tx, settled, limit, recipient, budget, now, leased)
@@ -337,10 +337,10 @@ class MediationBroker:
 
     async def pick(
         self, connection: Connection, ids: Sequence[int], budget: int, *, confirm_batch: bool = True
-    ) -> list[Message]:
+    ) -> list[StoredMessage]:
         """Hand out exactly these messages (RFC 0212 §list-pickup), those that are there; see :meth:`deliver`."""
 
-        def work(tx: MediationTransaction, now: int) -> list[Message]:
+        def work(tx: MediationTransaction, now: int) -> list[StoredMessage]:
             settled = message_queue.confirm_batch(tx, connection, now) if confirm_batch else connection
             return message_queue.pick(tx, settled, ids, budget, now)
 
@@ -391,7 +391,7 @@ class MediationBroker:
         )
         return Arrived(self._observed(connection, messages), behind)
 
-    def _observed(self, connection: Connection, messages: list[Message]) -> list[Message]:
+    def _observed(self, connection: Connection, messages: list[StoredMessage]) -> list[StoredMessage]:
         """Return messages that are handed out, after tracing has seen them."""
         if messages and connection.address is not None:
             self.broker.trace.delivered(messages, connection.address, "didcomm")

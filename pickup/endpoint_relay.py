@@ -11,7 +11,7 @@ import structlog
 
 from mediator.errors import MediatorError, NotEnrolledError
 from mediator.mailboxes.mailbox import MailboxKey
-from mediator.mailboxes.message import Message
+from mediator.mailboxes.rows import StoredMessage
 from mediator.store.writer import Committed
 from pickup.broker import MediationBroker
 from pickup.metrics import DidcommMetrics
@@ -232,7 +232,7 @@ class EndpointRelay:
             return settled, DeliveryOutcome.FAILED
         return settled, None
 
-    def _move_on(self, connection: Connection, message: Message) -> None:
+    def _move_on(self, connection: Connection, message: StoredMessage) -> None:
         """Continue after a message; a refused one stays in the queue and blocks nothing."""
         assert connection.mailbox_no is not None
         self._passed[connection.mailbox_no] = message.msg_id + 1
@@ -245,7 +245,7 @@ def _has_endpoint(connection: Connection) -> bool:
     return connection.address is not None and is_endpoint(connection.endpoint)
 
 
-def _outbound_message(connection: Connection, message: Message) -> OutboundMessage:
+def _outbound_message(connection: Connection, message: StoredMessage) -> OutboundMessage:
     assert connection.endpoint is not None
     to = message.recipient or next(iter(connection.keys), None)
     return OutboundMessage(connection.endpoint, message.payload, connection.generation, to, connection.routing_keys)

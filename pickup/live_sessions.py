@@ -14,7 +14,7 @@ from mediator.broker import WAKE_KEY_BYTES
 from mediator.errors import BusyError, LiveModeError, MediatorError, NotEnrolledError
 from mediator.mailboxes.bounds import DAY
 from mediator.mailboxes.mailbox import MailboxKey
-from mediator.mailboxes.message import Message
+from mediator.mailboxes.rows import StoredMessage
 from pickup.broker import MediationBroker
 from pickup.channels import AfterReply, TransportChannel
 from pickup.message import Attachment, Json, MessageType, ReplyMessage
@@ -54,7 +54,7 @@ class LiveLeases:
             del self._since[msg_id]
         return frozenset(self._since)
 
-    def take(self, messages: Sequence[Message], now: int) -> None:
+    def take(self, messages: Sequence[StoredMessage], now: int) -> None:
         """Lease messages that are about to be sent."""
         for message in messages:
             if self._span and message.msg_id >= self._start:
@@ -88,7 +88,7 @@ log = structlog.get_logger("didcomm.sessions")
 def delivery(
     type: MessageType,
     mailbox_no: int,
-    messages: Sequence[Message],
+    messages: Sequence[StoredMessage],
     *,
     thid: str | None = None,
     body: Json | None = None,

@@ -22,7 +22,7 @@ from mediator.gateway.subscription import BroadcastMessage, Publisher, Subscript
 from mediator.mailboxes import broadcasting, sending
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.message import HIDDEN_ID, Draft, Message
-from mediator.mailboxes.pushing import Item
+from mediator.mailboxes.pushing import LaneRun
 from mediator.nats import control_messages, protocol
 from mediator.nats.client import Request
 from mediator.nats.connection import NatsConnection, NatsSubscription
@@ -45,7 +45,6 @@ _OBJECT_BYTES = 512
 """Bytes that a broadcast takes besides its content."""
 _PLACE_BYTES = 16
 """Bytes of each queue entry that refers to it."""
-_ITEM = (Lane.NORMAL, HIDDEN_ID)
 
 
 class BroadcastChannel(Publisher):
@@ -72,7 +71,7 @@ class BroadcastChannel(Publisher):
         self._started.add(subscription)
         self.resume(subscription)
 
-    def on_confirmed(self, subscription: Subscription, items: list[Item]) -> None:
+    def on_confirmed(self, subscription: Subscription, confirmed: list[LaneRun]) -> None:
         """Push more."""
         self.resume(subscription)
 
@@ -81,7 +80,7 @@ class BroadcastChannel(Publisher):
         if subscription.backlog and subscription in self._started:
             self._hub.push_soon(subscription)
 
-    def leave(self, subscription: Subscription, items: list[Item], how: str) -> None:
+    def leave(self, subscription: Subscription, unconfirmed: list[LaneRun], how: str) -> None:
         """Remove a subscription; other members of its queue group get what waits for it."""
         self.listeners.remove(subscription)
         self._started.discard(subscription)
@@ -204,7 +203,7 @@ class BroadcastHub:
         """Push what there is room for; the other half of the window is for stored broadcasts."""
         backlog, window, sid, frames = subscription.backlog, subscription.window, subscription.sid, []
         room = not subscription.is_full(subscription)
-        while room and backlog and window.offer([(_ITEM, backlog[0].size)], backlog[0].size, 2):
+        while room and backlog and window.offer(backlog[0].run, 1, backlog[0].size, 2):
             message = self._pop(subscription)
             headers = None if subscription.bare else message.headers
             frames.append(encode_message(message.subject, sid, message.payload, headers))

@@ -17,7 +17,7 @@ from mediator.gateway.subscription import MessageBatch, Publisher, Subscription,
 from mediator.mailboxes import pushing
 from mediator.mailboxes.lanes import LANES
 from mediator.mailboxes.mailbox import MailboxKey
-from mediator.mailboxes.pushing import WINDOW, WINDOW_BYTES, Cursor, Found, Item
+from mediator.mailboxes.pushing import WINDOW, WINDOW_BYTES, Cursor, Found, LaneRun, lane_runs
 
 STORE_SECONDS = 0.25
 AT_ONCE = 500
@@ -39,9 +39,9 @@ class ReadMarks:
         """Start storing what is collected."""
         self._task = asyncio.create_task(self._run(), name="push-confirmed")
 
-    def add(self, mailbox_id: int, items: Sequence[Item]) -> None:
+    def add(self, mailbox_id: int, confirmed: Sequence[LaneRun]) -> None:
         """Add messages of a mailbox that were confirmed."""
-        marks = pushing.highest(items)
+        marks = pushing.highest([(run.lane, run.ids[-1]) for run in confirmed])
         before = self._marks.get(mailbox_id)
         self._marks[mailbox_id] = marks if before is None else list(map(max, before, marks))
         self._something.set()
@@ -90,25 +90,26 @@ def push_batch(subscription: Subscription, batch: MessageBatch) -> bool:
     room = not subscription.is_full(subscription) and window.room > 0
     if (
         room
-        and cursor.wants_all(batch.first)
+        and cursor.wants_all(batch.runs)
         and subscription.takes_all(batch)
-        and window.offer(batch.entries, batch.size)
+        and window.offer(batch.runs, len(places), batch.size)
     ):
-        cursor.gave_all(batch.last)
+        cursor.gave(batch.runs)
         subscription.push(batch, places)
         return True
     taken: list[int] = []
     whole = True
     for place in places:
-        message, entry = batch.messages[place], batch.entries[place]
+        message = batch.messages[place]
         if not cursor.wants(message):
             continue
+        run = lane_runs([message])
         if subscription.takes(message):
-            if not (room and window.offer([entry], message.size)):
+            if not (room and window.offer(run, 1, message.size)):
                 whole = False
                 break
             taken.append(place)
-        cursor.gave(message)
+        cursor.gave(run)
     subscription.push(batch, taken)
     return whole
 
@@ -174,14 +175,14 @@ class LiveFeed(Publisher):
         if subscription.catching_up is None and not subscription.closed:
             subscription.catching_up = run_in_background(self._catch_up(subscription), "push-catch-up")
 
-    def on_confirmed(self, subscription: Subscription, items: list[Item]) -> None:
+    def on_confirmed(self, subscription: Subscription, confirmed: list[LaneRun]) -> None:
         """Note how far the mailbox's mail was confirmed, and push more."""
-        if items:
-            self._read_marks.add(self._mailbox_id, items)
+        if confirmed:
+            self._read_marks.add(self._mailbox_id, confirmed)
         # Broadcasts that are not stored share the window, and may have left no room.
         self.resume(subscription)
 
-    def leave(self, subscription: Subscription, items: list[Item], how: str) -> None:
+    def leave(self, subscription: Subscription, unconfirmed: list[LaneRun], how: str) -> None:
         """Remove a subscription; nothing of it is kept, however it ended."""
         self._subscriptions.discard(subscription)
         self._live.pop(subscription, None)

@@ -17,8 +17,8 @@ from mediator.mailboxes import pushing
 from mediator.mailboxes.fetching import Fetched
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.mailbox import MailboxKey
-from mediator.mailboxes.message import Message
-from mediator.mailboxes.pushing import SEEN_EVERY, Item, Turn
+from mediator.mailboxes.pushing import SEEN_EVERY, Item, LaneRun, Turn
+from mediator.mailboxes.rows import StoredMessage
 
 AT_ONCE = 256
 """Messages taken at a time, so that members at other instances get their share of a backlog."""
@@ -43,7 +43,7 @@ class QueueGroup(Publisher):
         mailbox_id: int,
         name: str,
         on_end: Callable[[], object],
-        is_for_group: Callable[[Message], bool],
+        is_for_group: Callable[[StoredMessage], bool],
     ) -> None:
         """``is_for_group``: whether a message is for the group at all; other messages are settled at once."""
         self._broker = broker
@@ -74,8 +74,9 @@ class QueueGroup(Publisher):
         if self._task is None:
             self._task = run_in_background(self._run(), "push-queue")
 
-    def on_confirmed(self, subscription: Subscription, items: list[Item]) -> None:
+    def on_confirmed(self, subscription: Subscription, confirmed: list[LaneRun]) -> None:
         """Settle what a member confirmed."""
+        items = [item for run in confirmed for item in run.items]
         now = subscription.moved_at = time.monotonic()
         recent = subscription.recent
         while recent and recent[0][0] < now - RESEND_SECONDS:
@@ -89,11 +90,11 @@ class QueueGroup(Publisher):
         """Look again whether there is mail for a member."""
         self.wake_up()
 
-    def leave(self, subscription: Subscription, items: list[Item], how: str) -> None:
+    def leave(self, subscription: Subscription, unconfirmed: list[LaneRun], how: str) -> None:
         """Remove a member; others get what it has not confirmed, and what it confirmed lately if it broke."""
         if subscription in self._members:
             self._members.remove(subscription)
-            self._returned += items
+            self._returned += [item for run in unconfirmed for item in run.items]
             if how == "broken":
                 since = time.monotonic() - RESEND_SECONDS
                 self._again += [item for at, item in subscription.recent if at >= since]
@@ -180,7 +181,7 @@ class QueueGroup(Publisher):
         if now - self._renewed_at >= RENEW_SECONDS:
             self._renewed_at = now
             moving = (member for member in self._members if now - member.moved_at < STUCK_SECONDS)
-            waiting = [msg_id for member in moving for _, msg_id in member.window.waiting]
+            waiting = [msg_id for member in moving for run in member.window.waiting for msg_id in run.ids]
         return Turn(
             self._key,
             self._mailbox_id,
@@ -194,7 +195,7 @@ class QueueGroup(Publisher):
             0 if widest is None else widest.room_bytes,
         )
 
-    def _give(self, messages: list[Message]) -> None:
+    def _give(self, messages: list[StoredMessage]) -> None:
         """Push each message to the next member that wants it; none overtakes one of its lane that has no room (A8)."""
         given: dict[Subscription, list[int]] = {}
         blocked: set[Lane] = set()
@@ -216,7 +217,7 @@ class QueueGroup(Publisher):
         for member, places in given.items():
             member.push(batch, places)
 
-    def _next(self, message: Message) -> Subscription | None:
+    def _next(self, message: StoredMessage) -> Subscription | None:
         for _ in range(len(self._members)):
             member = self._members[0]
             self._members.rotate(-1)

@@ -12,7 +12,8 @@ import structlog
 
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.message import HIDDEN_ID, Message
-from mediator.mailboxes.pushing import Cursor, Entry, Found, Item, Window
+from mediator.mailboxes.pushing import Cursor, Found, Item, LaneRun, Window, lane_runs
+from mediator.mailboxes.rows import StoredMessage
 from mediator.nats.editions import encode_python_push
 from mediator.nats.frames import CRLF, VERSION, encode_message
 from mediator.nats.subjects import BROADCAST, Subject, overlaps
@@ -27,7 +28,9 @@ _BROADCAST: Final = BROADCAST.encode()
 _BREAKS = re.compile(r"[\r\n\0]")
 
 
-def encode_push(message: Message, *, python: bool = False, broadcast: bool = False) -> tuple[bytes, bytes]:
+def encode_push(
+    message: Message | StoredMessage, *, python: bool = False, broadcast: bool = False
+) -> tuple[bytes, bytes]:
     """Return the header block and the payload of the pushes of a message.
 
     ``python``: in the shape that ``robustmq-mq9-python`` expects; ``broadcast``: its key is the subject, and not shown.
@@ -47,7 +50,21 @@ def encode_push(message: Message, *, python: bool = False, broadcast: bool = Fal
     return VERSION + head + CRLF, payload
 
 
-def _lines(message: Message, key: str | None) -> list[str]:
+def make_plain_frame(subject: bytes, sid: bytes, lane: Lane) -> tuple[bytes, int]:
+    """Return a template for the pushes of messages that have only an id and a lane, and the bytes of its headers.
+
+    The template has places for the bytes of the headers, the bytes of headers and payload, the id, and the payload. The
+    headers have so many bytes without the id.
+    """
+    head = VERSION + _MSG_ID + b": %d\r\n"
+    if lane is not Lane.NORMAL:
+        head += b"%b: %b\r\n" % (_LANE, _LANES[lane])
+    head += CRLF
+    words = (b"HMSG %b %b " % (subject, sid)).replace(b"%", b"%%")
+    return words + b"%d %d\r\n" + head + b"%b\r\n", len(head) - len(b"%d")
+
+
+def _lines(message: Message | StoredMessage, key: str | None) -> list[str]:
     """Return the headers that most messages do not have."""
     # Subscribers are promised dedup_id, the name that older senders use.
     tags, reply_to = ("mq9-tags", ",".join(message.tags) or None), ("mq9-reply-to", message.reply_to)
@@ -63,7 +80,7 @@ log = structlog.get_logger("push")
 class BroadcastMessage:
     """One broadcast that is not stored."""
 
-    __slots__ = ("headers", "holders", "payload", "size", "subject")
+    __slots__ = ("headers", "holders", "payload", "run", "size", "subject")
 
     def __init__(self, name: bytes, headers: bytes, payload: bytes) -> None:
         """``name``: its subject behind the tenant; ``headers``: the block as it is on the wire."""
@@ -71,6 +88,8 @@ class BroadcastMessage:
         self.size = len(headers) + len(payload)
         self.headers = headers
         self.payload = payload
+        self.run = (LaneRun(Lane.NORMAL, (HIDDEN_ID,), (self.size,)),)
+        """As it stands in the windows of subscriptions."""
         self.holders = 0
         """How many subscriptions it waits for."""
 
@@ -83,7 +102,7 @@ class Publisher(ABC):
         """Start pushing to a subscription, which the publisher was given when it was opened."""
 
     @abstractmethod
-    def on_confirmed(self, subscription: "Subscription", items: list[Item]) -> None:
+    def on_confirmed(self, subscription: "Subscription", confirmed: list[LaneRun]) -> None:
         """Take note that the client has confirmed something, these stored messages among it."""
 
     @abstractmethod
@@ -91,7 +110,7 @@ class Publisher(ABC):
         """Take note that the client has read, after it was full."""
 
     @abstractmethod
-    def leave(self, subscription: "Subscription", items: list[Item], how: str) -> None:
+    def leave(self, subscription: "Subscription", unconfirmed: list[LaneRun], how: str) -> None:
         """Push no more to a subscription, whose client has not confirmed these stored messages.
 
         ``how``: ``unsub``, ``drained`` or ``broken``.
@@ -134,12 +153,14 @@ class Subscription:
     """How many messages the client takes in all; 0: no limit."""
 
     # What its source gave it.
-    subjects: Mapping[Lane, bytes] = field(default_factory=dict)
+    subjects: Mapping[int, bytes] = field(default_factory=dict)
     """The whole subject of its pushes, by lane; lanes that it does not subscribe to are missing."""
+    plain_frames: dict[int, tuple[bytes, int]] = field(default_factory=dict)
+    """What :func:`make_plain_frame` returns for a lane, once it was needed."""
     pattern: str | None = None
     """For broadcasts: the pattern behind the prefix of all broadcasts, whose subjects are appended to ``subjects``."""
     in_flight: "InFlightCounter" = field(init=False)
-    record: Callable[[Message], None] | None = None
+    record: Callable[[StoredMessage], None] | None = None
     """Records a message with headers that is pushed, in the message's trace."""
     publishers: Sequence[Publisher] = ()
     """Who pushes to it, once it is open."""
@@ -167,17 +188,17 @@ class Subscription:
         """How many more messages may be pushed now."""
         return 0 if self.is_full(self) else self.window.room
 
-    def takes(self, message: Message) -> bool:
+    def takes(self, message: StoredMessage) -> bool:
         """Return whether it subscribes to a stored message."""
         if self.pattern is not None:
             return overlaps(self.pattern, message.key or "")
-        return message.lane in self.subjects
+        return message.lane_number in self.subjects
 
     def takes_all(self, batch: "MessageBatch") -> bool:
         """Return whether it subscribes to all messages of a batch."""
         if self.pattern is not None:
             return all(map(self.takes, batch.messages))
-        return batch.last.keys() <= self.subjects.keys()
+        return all(run.lane in self.subjects for run in batch.runs)
 
     def push(self, batch: "MessageBatch", places: Sequence[int]) -> None:
         """Push the messages at these places of a batch, which were added to the window just now."""
@@ -188,6 +209,11 @@ class Subscription:
                 if batch.messages[place].headers:
                     self.record(batch.messages[place])
         self.push_frames(batch.frames(self, places))
+
+    def add_plain_frame(self, lane: Lane) -> tuple[bytes, int]:
+        """Make the template for the frames of plain messages of a lane."""
+        self.plain_frames[lane] = made = make_plain_frame(self.subjects[lane], self.sid, lane)
+        return made
 
     def push_frames(self, frames: Sequence[bytes]) -> None:
         """Push the frames of messages that were added to the window just now, in their order."""
@@ -202,9 +228,9 @@ class Subscription:
 
     def confirm(self, total: int) -> None:
         """Take note that the client has confirmed so many messages since the opening."""
-        items = self._stored(self.window.confirm(total))
+        confirmed = self._stored(self.window.confirm(total))
         for publisher in self.publishers:
-            publisher.on_confirmed(self, items)
+            publisher.on_confirmed(self, confirmed)
 
     def resume(self) -> None:
         """Take note that the client has read, after it was full."""
@@ -215,31 +241,29 @@ class Subscription:
         """End it: ``unsub``, ``drained`` or ``broken``."""
         self.closed = True
         publishers, self.publishers = self.publishers, ()
-        items = self.forget()
+        unconfirmed = self.forget()
         for publisher in publishers:
-            publisher.leave(self, items, how)
+            publisher.leave(self, unconfirmed, how)
 
-    def forget(self) -> list[Item]:
+    def forget(self) -> list[LaneRun]:
         """Return the stored messages that the client has not confirmed, and empty the window."""
-        items = self.window.waiting
+        unconfirmed = list(self.window.waiting)
         self.window = Window()
-        return self._stored(items) if items else items
+        return self._stored(unconfirmed) if unconfirmed else unconfirmed
 
-    def _stored(self, items: list[Item]) -> list[Item]:
-        self.in_flight.remove(len(items))
-        return [item for item in items if item[1] != HIDDEN_ID]
+    def _stored(self, pushed: list[LaneRun]) -> list[LaneRun]:
+        """Count these messages as no longer in flight, and return those that are stored."""
+        self.in_flight.remove(sum([len(run.ids) for run in pushed]))
+        return [run for run in pushed if run.ids[0] != HIDDEN_ID]
 
 
 class MessageBatch:
     """Messages that were read together, in their order, and what is the same for all who get all of them."""
 
-    def __init__(self, messages: Sequence[Message]) -> None:
+    def __init__(self, messages: Sequence[StoredMessage]) -> None:
         self.messages = messages
-        self.entries: list[Entry] = [((message.lane, message.msg_id), message.size) for message in messages]
-        self.size = sum(size for _, size in self.entries)
-        self.last: Mapping[Lane, int] = dict(item for item, _ in self.entries)
-        """The last msg_id of each lane."""
-        self.first: Mapping[Lane, int] = dict(item for item, _ in reversed(self.entries))
+        self.runs = lane_runs(messages)
+        self.size = sum([message.size for message in messages])
         self._encoded: dict[tuple[int, bool], tuple[bytes, bytes]] = {}
         """Headers and payloads by the place of the message, and whether they are for ``robustmq-mq9-python``."""
         self._frames: dict[Hashable, Sequence[bytes]] = {}
@@ -250,19 +274,29 @@ class MessageBatch:
         shared = len(places) == len(self.messages)
         if shared and form in self._frames:
             return self._frames[form]
+        usual = not (to.python or to.bare or to.pattern is not None)
         made = []
         for place in places:
-            message, key = self.messages[place], (place, to.python)
-            if key not in self._encoded:
-                self._encoded[key] = encode_push(message, python=to.python, broadcast=to.pattern is not None)
-            headers, payload = self._encoded[key]
-            subject = to.subjects[message.lane]
-            if to.pattern is not None:
-                subject += (message.key or "").encode()
-            made.append(encode_message(subject, to.sid, payload, None if to.bare else headers))
+            message = self.messages[place]
+            if usual and message.extra is None and message.key is None and message.tag_list is None:
+                template, head = to.plain_frames.get(message.lane_number) or to.add_plain_frame(message.lane)
+                head += len(str(message.msg_id))
+                made.append(template % (head, head + len(message.payload), message.msg_id, message.payload))
+            else:
+                made.append(self._encode(to, place))
         if shared:
             self._frames[form] = made
         return made
+
+    def _encode(self, to: Subscription, place: int) -> bytes:
+        message, key = self.messages[place], (place, to.python)
+        if key not in self._encoded:
+            self._encoded[key] = encode_push(message, python=to.python, broadcast=to.pattern is not None)
+        headers, payload = self._encoded[key]
+        subject = to.subjects[message.lane_number]
+        if to.pattern is not None:
+            subject += (message.key or "").encode()
+        return encode_message(subject, to.sid, payload, None if to.bare else headers)
 
 
 class InFlightCounter:

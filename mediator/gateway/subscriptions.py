@@ -25,8 +25,8 @@ from mediator.mailboxes.bounds import MAX_GROUP_NAME
 from mediator.mailboxes.broadcasting import HIDDEN
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.mailbox import MailboxKey
-from mediator.mailboxes.message import Message
 from mediator.mailboxes.pushing import WINDOW_BYTES
+from mediator.mailboxes.rows import StoredMessage
 from mediator.nats import subjects
 from mediator.nats.editions import LANE_WORDS
 from mediator.nats.subjects import (
@@ -57,7 +57,7 @@ READS: Final = 8
 log = structlog.get_logger("push")
 
 
-PushRecorder = Callable[[Message, str], None]
+PushRecorder = Callable[[StoredMessage, str], None]
 """Records the push of a message that has headers, out of a mailbox at this address."""
 
 
@@ -113,7 +113,7 @@ class StoredMailSource(ABC):
         return feed
 
     async def join_queue_group(
-        self, key: MailboxKey, name: str, is_for_group: Callable[[Message], bool] = lambda _message: True
+        self, key: MailboxKey, name: str, is_for_group: Callable[[StoredMessage], bool] = lambda _message: True
     ) -> QueueGroup:
         """Return the queue group ``name``, whose member must be started at once.
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from mediator.mailboxes.mailbox import Mailbox
 from mediator.mailboxes.message import Handle, Message
+from mediator.mailboxes.rows import StoredMessage
 
 
 class EventType(IntEnum):
@@ -43,13 +44,15 @@ class Event(NamedTuple):
     group_no: int = 0
 
 
-def message_event(type: EventType, now: int, mailbox: Mailbox, item: Handle | Message, group_no: int = 0) -> Event:
+def message_event(
+    type: EventType, now: int, mailbox: Mailbox, item: Handle | Message | StoredMessage, group_no: int = 0
+) -> Event:
     """Return what happened to one message of a mailbox."""
     return Event(type, now, mailbox.tenant, mailbox.no, item.lane, item.msg_id, item.size, item.created_at, group_no)
 
 
 def message_events(
-    type: EventType, now: int, mailbox: Mailbox, items: Iterable[Handle | Message], group_no: int = 0
+    type: EventType, now: int, mailbox: Mailbox, items: Iterable[Handle | StoredMessage], group_no: int = 0
 ) -> list[Event]:
     """Return what happened to messages of a mailbox."""
     tenant, no = mailbox.tenant, mailbox.no

@@ -11,7 +11,8 @@ from mediator.mailboxes.events import Event, EventType, message_events
 from mediator.mailboxes.group import MAX_GROUPS, MAX_LEASED, NO_LEASE, Checked, Group, Lease
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.mailbox import Kind, Mailbox
-from mediator.mailboxes.message import Filter, Message
+from mediator.mailboxes.message import Filter
+from mediator.mailboxes.rows import StoredMessage
 from mediator.mailboxes.transaction import Transaction
 
 RESERVED_GROUP = "didcomm"
@@ -62,7 +63,7 @@ class Fetched:
     """What a FETCH found. Without messages the caller waits and calls :func:`again`."""
 
     mailbox_no: int
-    messages: list[Message]
+    messages: list[StoredMessage]
     start: int = 0
     """Where a stateless FETCH stands, fixed by its first read (F1)."""
     retry_at: int | None = None
@@ -184,7 +185,8 @@ def serve(
     if ack_wait:
         if claimed is not None:
             _keep_claimed(tx, group, claimed, fresh)
-        _lease(tx, group, messages, fresh, counts, now + ack_wait)
+        messages = [message.with_deliveries(counts.get(message.msg_id, 0) + 1) for message in messages]
+        _lease(tx, group, messages, fresh, now + ack_wait)
         # What ends the lease is not the end of a claim.
         tx.claims.forget(group.no, request.connection)
         must_keep = True
@@ -212,7 +214,7 @@ class _Selection:
     """By lane, what other connections claim."""
     now: int
     taken: "_Basket"
-    fresh: list[Message] = field(default_factory=list)
+    fresh: list[StoredMessage] = field(default_factory=list)
     """What of it is new to the group."""
     moved: bool = False
     """Whether the group's position moved over empty lanes."""
@@ -244,7 +246,7 @@ class _Selection:
             last[message.lane] = max(last[message.lane], message.msg_id)
         return any(self._read(lane, last[lane], 1, 1) for lane in self.lanes)
 
-    def _read(self, lane: Lane, after: int, limit: int, budget: int) -> list[Message]:
+    def _read(self, lane: Lane, after: int, limit: int, budget: int) -> list[StoredMessage]:
         """Return messages of a lane that nobody else claims."""
         claimed = self.claimed
         without = () if claimed is None else [msg_id for msg_id in claimed[lane] if msg_id > after]
@@ -274,7 +276,9 @@ def _brake(tx: Transaction, group: Group, request: Fetch, items: Sequence[tuple[
     return now + min(1 << min(repeats - 2, 20), request.max_wait) if repeats >= 2 else None
 
 
-def _keep_claimed(tx: Transaction, group: Group, claimed: Sequence[Collection[int]], fresh: Sequence[Message]) -> None:
+def _keep_claimed(
+    tx: Transaction, group: Group, claimed: Sequence[Collection[int]], fresh: Sequence[StoredMessage]
+) -> None:
     """Keep what others claim as due again, where leases behind it move the group's position past it."""
     last = [max((message.msg_id for message in fresh if message.lane is lane), default=-1) for lane in LANES]
     passed = [
@@ -370,13 +374,11 @@ def bury(tx: Transaction, mailbox: Mailbox, group: Group, leases: Sequence[Lease
 def _lease(
     tx: Transaction,
     group: Group,
-    messages: Sequence[Message],
-    fresh: Sequence[Message],
-    counts: dict[int, int],
+    messages: Sequence[StoredMessage],
+    fresh: Sequence[StoredMessage],
     until: int,
 ) -> None:
     for message in messages:
-        message.deliveries = counts.get(message.msg_id, 0) + 1
         if message.expire_at is not None:
             group.note_expiry(message.expire_at)
     tx.leases.put(group, [Lease(m.msg_id, m.lane, until, m.deliveries) for m in messages])
@@ -388,12 +390,12 @@ class _Basket:
     """Collects messages until the number or the byte budget of one reply is reached (F2, N7)."""
 
     def __init__(self, room: int, budget: int) -> None:
-        self.messages: list[Message] = []
+        self.messages: list[StoredMessage] = []
         self.room = room
         self.budget = budget
         self.full = room <= 0
 
-    def add(self, messages: Sequence[Message]) -> Sequence[Message]:
+    def add(self, messages: Sequence[StoredMessage]) -> Sequence[StoredMessage]:
         """Take and return what fits; one message is taken whatever its size."""
         for number, message in enumerate(messages):
             cost = message.shown_size

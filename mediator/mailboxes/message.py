@@ -1,6 +1,9 @@
-"""What is sent and what is kept: drafts, messages, the handle of a message without its payload, and lists of many."""
+"""What is sent and what is stored: drafts, messages, the handle of a message without its payload, lists of many.
 
-from collections.abc import Mapping
+:class:`mediator.mailboxes.rows.StoredMessage` is a message as it is read.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -38,18 +41,19 @@ class Draft:
     @property
     def size(self) -> int:
         """Bytes that count against limits and quotas: the payload and all that travels with it (N7)."""
-        return len(self.payload) + _around(self)
+        around = count_bytes_around((self.key, self.dedup_id, self.reply_to), self.tags, self.headers)
+        return len(self.payload) + around
 
 
-def _around(sent: "Draft | Message") -> int:
-    """Return the bytes of all that travels with a payload."""
+def count_bytes_around(texts: Sequence[str | None], tags: Sequence[str], headers: Mapping[str, str]) -> int:
+    """Return the bytes of all that travels with a payload; ``texts`` are key, dedup_id and reply_to."""
     size = 0
-    for text in (sent.key, sent.dedup_id, sent.reply_to):
+    for text in texts:
         if text is not None:
             size += _bytes(text)
-    for tag in sent.tags:
+    for tag in tags:
         size += _bytes(tag) + 1
-    for name, value in sent.headers.items():
+    for name, value in headers.items():
         size += _bytes(name) + _bytes(value) + 4
     return size
 
@@ -72,7 +76,7 @@ class Handle:
 
 @dataclass(slots=True)
 class Message:
-    """A stored message. Times are milliseconds since the epoch."""
+    """A message that is being stored. Times are milliseconds since the epoch."""
 
     msg_id: int
     lane: Lane
@@ -88,31 +92,8 @@ class Message:
     dedup_id: str | None = None
     reply_to: str | None = None
     recipient: str | None = None
-    deliveries: int = 0
-    """How often it was handed out under a lease, this time included; 0 without leases (F7)."""
     volatile: str | None = None
-    """As its draft has it; not known of a message that is read."""
-
-    @property
-    def shown_size(self) -> int:
-        """Bytes it takes in a reply at most: its payload in base64, everything else with escapes (N6, N7)."""
-        payload = len(self.payload)
-        return 4 * (payload + 2) // 3 + 2 * (self.size - payload) + ITEM_COST
-
-    @property
-    def payload_size(self) -> int:
-        """Bytes of the payload, also where it was not read."""
-        return self.size - _around(self)
-
-    @property
-    def shown_head(self) -> int:
-        """Bytes it takes in a reply without its payload, at most."""
-        return 2 * _around(self) + ITEM_COST
-
-    @property
-    def handle(self) -> Handle:
-        """The message without what only a reader needs."""
-        return Handle(self.msg_id, self.lane, self.size, self.created_at, self.recipient, self.dedup_id)
+    """As its draft has it."""
 
 
 @dataclass(slots=True)

@@ -3,7 +3,9 @@
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from itertools import groupby
+from operator import attrgetter
+from typing import Final, NamedTuple
 
 from mediator.errors import NoSuchMailboxError, TooManyGroupsError
 from mediator.mailboxes.bounds import Bounds
@@ -13,7 +15,7 @@ from mediator.mailboxes.fetching import Fetch, Fetched, may_be_full, room_for_le
 from mediator.mailboxes.group import MAX_GROUPS, Group, Lease
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.mailbox import Mailbox, MailboxKey
-from mediator.mailboxes.message import Message
+from mediator.mailboxes.rows import StoredMessage
 from mediator.mailboxes.transaction import Transaction
 
 LEASE = 20_000
@@ -23,6 +25,38 @@ SEEN_EVERY = 10 * 60 * 1000
 
 Item = tuple[Lane, int]
 """A message, by its lane and msg_id."""
+
+
+class LaneRun(NamedTuple):
+    """Messages of one lane that stand together in what was read, pushed or confirmed."""
+
+    lane: Lane
+    ids: Sequence[int]
+    """Their msg_ids, ascending."""
+    sizes: Sequence[int]
+    """Their bytes."""
+
+    @property
+    def items(self) -> list[Item]:
+        """The messages one by one."""
+        return [(self.lane, msg_id) for msg_id in self.ids]
+
+    def split(self, count: int) -> "tuple[LaneRun, LaneRun]":
+        """Return the first messages, and the others."""
+        lane, ids, sizes = self
+        return LaneRun(lane, ids[:count], sizes[:count]), LaneRun(lane, ids[count:], sizes[count:])
+
+
+def lane_runs(messages: Sequence[StoredMessage]) -> list[LaneRun]:
+    """Return the runs of messages, in their order."""
+    runs = []
+    for lane, together in groupby(messages, _lane_number):
+        run = list(together)
+        runs.append(LaneRun(LANES[lane], [message.msg_id for message in run], [message.size for message in run]))
+    return runs
+
+
+_lane_number = attrgetter("lane_number")
 
 
 @dataclass(slots=True)
@@ -36,22 +70,18 @@ class Cursor:
     until: int = 0
     """What has a lower msg_id was there before the subscription: all of it comes first, lane by lane."""
 
-    def wants(self, message: Message) -> bool:
+    def wants(self, message: StoredMessage) -> bool:
         """Whether the message is one of its next."""
         return message.lane in self.lanes and message.msg_id > self.marks[message.lane]
 
-    def wants_all(self, first: Mapping[Lane, int]) -> bool:
-        """Whether all messages from these on, the first of each lane, are its next."""
-        return all(lane in self.lanes and msg_id > self.marks[lane] for lane, msg_id in first.items())
+    def wants_all(self, runs: Sequence[LaneRun]) -> bool:
+        """Whether all messages of these runs are its next."""
+        return all(run.lane in self.lanes and run.ids[0] > self.marks[run.lane] for run in runs)
 
-    def gave(self, message: Message) -> None:
-        """Note that it was given a message."""
-        self.marks[message.lane] = message.msg_id
-
-    def gave_all(self, last: Mapping[Lane, int]) -> None:
-        """Note that it was given all messages up to these, the last of each lane."""
-        for lane, msg_id in last.items():
-            self.marks[lane] = msg_id
+    def gave(self, runs: Sequence[LaneRun]) -> None:
+        """Note that it was given these messages."""
+        for run in runs:
+            self.marks[run.lane] = run.ids[-1]
 
     def reaches(self, marks: Sequence[int]) -> bool:
         """Whether it was given all up to the marks that it wants."""
@@ -62,7 +92,7 @@ class Cursor:
 class Found:
     """What a cursor is given next, and where it stands then."""
 
-    messages: list[Message]
+    messages: list[StoredMessage]
     marks: list[int]
     complete: bool
     """Whether nothing more was there."""
@@ -101,24 +131,23 @@ def look(tx: Transaction, key: MailboxKey, mailbox_id: int, cursor: Cursor, limi
 
 
 def _read_next(tx: Transaction, mailbox: Mailbox, cursor: Cursor, limit: int, budget: int, now: int) -> Found:
-    messages: list[Message] = []
+    messages: list[StoredMessage] = []
     marks = list(cursor.marks)
     for last in (min(cursor.until, mailbox.next_id) - 1, mailbox.next_id - 1):
         for lane in cursor.lanes:
             if marks[lane] >= last:
                 continue
             new = tx.messages.lane(mailbox, lane, marks[lane], limit - len(messages), budget, now)
-            for message in new:
-                if message.msg_id > last:
-                    break
-                if messages and message.size > budget:
-                    return Found(messages, marks, complete=False)
-                messages.append(message)
-                marks[lane] = message.msg_id
-                budget -= message.size
-                if len(messages) >= limit:
-                    return Found(messages, marks, complete=False)
-            if new and new[-1].msg_id <= last and budget <= 0:
+            if new and new[-1].msg_id > last:
+                new = [message for message in new if message.msg_id <= last]
+            budget -= sum([message.size for message in new])
+            # Only the last one read can exceed the budget.
+            if budget < 0 and len(messages) + len(new) > 1:
+                del new[-1]
+            if new:
+                messages += new
+                marks[lane] = new[-1].msg_id
+            if messages and (budget <= 0 or len(messages) >= limit):
                 return Found(messages, marks, complete=False)
             # The lane holds nothing more up to there, now or later.
             marks[lane] = last
@@ -260,61 +289,61 @@ WINDOW: Final = 1000
 """Messages pushed and not confirmed, for each subscription (E7)."""
 WINDOW_BYTES: Final = 1 << 20
 
-Entry = tuple[Item, int]
-"""A message in a window, with its size."""
-
 
 class Window:
     """Messages and bytes pushed to one subscription and not confirmed, in the order of the pushes."""
 
     def __init__(self) -> None:
-        self._waiting: deque[Entry] = deque()
+        self.waiting: deque[LaneRun] = deque()
+        """The messages that are not confirmed."""
+        self.count = 0
+        """How many messages are not confirmed."""
         self._bytes = 0
         self._confirmed = 0
 
     @property
     def room(self) -> int:
         """How many more messages it takes."""
-        return WINDOW - len(self._waiting) if self._bytes < WINDOW_BYTES else 0
+        return WINDOW - self.count if self._bytes < WINDOW_BYTES else 0
 
     @property
     def room_bytes(self) -> int:
         """How many more bytes it takes."""
         return WINDOW_BYTES - self._bytes
 
-    @property
-    def count(self) -> int:
-        """How many messages are not confirmed."""
-        return len(self._waiting)
+    def offer(self, runs: Sequence[LaneRun], count: int, size: int, part: int = 1) -> bool:
+        """Add messages that are pushed, ``count`` and ``size`` bytes in all, if all of them fit.
 
-    @property
-    def waiting(self) -> list[Item]:
-        """The messages that are not confirmed."""
-        return [item for item, _ in self._waiting]
-
-    def offer(self, entries: Sequence[Entry], size: int, part: int = 1) -> bool:
-        """Add messages that are pushed, ``size`` bytes in all, if all of them fit; an empty window takes any one.
-
-        ``part`` 2: half of the window.
+        An empty window takes any one message. ``part`` 2: half of the window.
         """
-        fits = len(self._waiting) + len(entries) <= WINDOW // part and self._bytes + size <= WINDOW_BYTES // part
-        if not fits and (self._waiting or len(entries) > 1):
+        fits = self.count + count <= WINDOW // part and self._bytes + size <= WINDOW_BYTES // part
+        if not fits and (self.count or count > 1):
             return False
-        self._waiting += entries
+        self.waiting += runs
+        self.count += count
         self._bytes += size
         return True
 
     def add(self, item: Item, size: int) -> None:
         """Add a message that is pushed, whether it fits or not."""
-        self._waiting.append((item, size))
+        lane, msg_id = item
+        self.waiting.append(LaneRun(lane, (msg_id,), (size,)))
+        self.count += 1
         self._bytes += size
 
-    def confirm(self, total: int) -> list[Item]:
+    def confirm(self, total: int) -> list[LaneRun]:
         """Remove what the client confirmed, counted from the opening, and return it."""
         # A client may have stopped taking pushes before the last ones that were handed to it.
-        count = min(total - self._confirmed, len(self._waiting))
-        take = self._waiting.popleft
-        confirmed = [take() for _ in range(count)]
-        self._bytes -= sum(size for _, size in confirmed)
-        self._confirmed += len(confirmed)
-        return [item for item, _ in confirmed]
+        left = min(total - self._confirmed, self.count)
+        confirmed: list[LaneRun] = []
+        self._confirmed += left
+        self.count -= left
+        while left:
+            run = self.waiting.popleft()
+            if len(run.ids) > left:
+                run, rest = run.split(left)
+                self.waiting.appendleft(rest)
+            confirmed.append(run)
+            left -= len(run.ids)
+            self._bytes -= sum(run.sizes)
+        return confirmed

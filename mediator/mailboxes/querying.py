@@ -14,7 +14,8 @@ from mediator.mailboxes.fetching import spent
 from mediator.mailboxes.group import MAX_LEASED
 from mediator.mailboxes.lanes import LANES
 from mediator.mailboxes.mailbox import Mailbox
-from mediator.mailboxes.message import Filter, Message
+from mediator.mailboxes.message import Filter
+from mediator.mailboxes.rows import StoredMessage
 from mediator.mailboxes.transaction import Transaction
 
 MAX_DEAD_LOOKED_AT = 100_000
@@ -37,7 +38,7 @@ class Query:
     """Payloads are not shown, and so not read where that can be."""
 
 
-def query(tx: Transaction, request: Query, now: int) -> list[Message]:
+def query(tx: Transaction, request: Query, now: int) -> list[StoredMessage]:
     """Return the newest messages that fit, in ascending msg_id (Q1)."""
     mailbox = get_live_mailbox(tx, request.tenant, request.address, now)
     if request.dead_for is None:
@@ -53,18 +54,17 @@ def query(tx: Transaction, request: Query, now: int) -> list[Message]:
     while len(counts) < MAX_DEAD_LOOKED_AT and (more := tx.leases.dead(group, after, CHUNK)):
         counts |= {lease.msg_id: lease.deliveries for lease in more}
         after = more[-1].msg_id
-    found: list[Message] = []
+    found: list[StoredMessage] = []
     budget = request.budget
     for message in _descending(tx, mailbox, sorted(counts, reverse=True), request, now):
         if len(found) == request.limit or (found and budget <= 0):
             break
-        message.deliveries = counts[message.msg_id]
-        found.append(message)
+        found.append(message.with_deliveries(counts[message.msg_id]))
         budget -= message.shown_size
     return _fit(found[::-1], request)
 
 
-def query_and_name(tx: Transaction, request: Query, now: int) -> tuple[list[Message], str]:
+def query_and_name(tx: Transaction, request: Query, now: int) -> tuple[list[StoredMessage], str]:
     """Do as :func:`query`, and return the mailbox's send-only address too, empty for one that takes no SEND (A10)."""
     found = query(tx, request, now)
     if request.address in RESERVED:
@@ -88,13 +88,13 @@ class Waiting:
     """How many messages are unread, and the first of them in the order in which they would be pushed."""
 
     unread: int
-    messages: list[Message]
+    messages: list[StoredMessage]
 
 
 def unread(tx: Transaction, request: Unread, now: int) -> Waiting:
     """Return what waits behind the marks of push, and mark nothing; :class:`WrongTokenError` (E4)."""
     mailbox = owned(tx, request.tenant, request.address, request.token, now)
-    found: list[Message] = []
+    found: list[StoredMessage] = []
     left = request.budget
     for lane, mark in zip(LANES, tx.pushed.marks(mailbox), strict=True):
         if len(found) == MAX_FETCH or left <= 0:
@@ -107,7 +107,7 @@ def unread(tx: Transaction, request: Unread, now: int) -> Waiting:
     return Waiting(tx.pushed.unread(mailbox, now), found)
 
 
-def _fit(found: list[Message], request: Query) -> list[Message]:
+def _fit(found: list[StoredMessage], request: Query) -> list[StoredMessage]:
     """Leave out the oldest when the reply would be too large (N7, Q1)."""
     budget = request.budget
     for number, message in enumerate(reversed(found)):
@@ -117,7 +117,9 @@ def _fit(found: list[Message], request: Query) -> list[Message]:
     return found
 
 
-def _descending(tx: Transaction, mailbox: Mailbox, ids: Sequence[int], request: Query, now: int) -> Iterator[Message]:
+def _descending(
+    tx: Transaction, mailbox: Mailbox, ids: Sequence[int], request: Query, now: int
+) -> Iterator[StoredMessage]:
     """Read these messages a few at a time, newest first, and give those that fit the filter."""
     wanted = request.wanted
     for at in range(0, len(ids), CHUNK):

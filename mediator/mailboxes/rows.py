@@ -1,15 +1,16 @@
 """How the domain's objects look as rows: columns, and the small JSON that holds what is rarely set."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import orjson
 
 from mediator.mailboxes.group import Checked, Group, Reply
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.mailbox import Kind, Mailbox, Retention
-from mediator.mailboxes.message import HIDDEN_ID, Delayed, Handle, Message
+from mediator.mailboxes.message import HIDDEN_ID, ITEM_COST, Delayed, Handle, Message, count_bytes_around
 
 Row = Sequence[Any]
 
@@ -20,7 +21,8 @@ MAILBOX = (
 HANDLE = "msg_id, lane, size, created_at, recipient, extra, body_no"
 BODY = "CASE WHEN body_no IS NULL THEN payload ELSE (SELECT body.payload FROM body WHERE body.no = body_no) END"
 HEAD = "msg_id, lane, size, created_at, expire_at, key, tags, recipient, extra"
-MESSAGE = f"{HEAD}, {BODY}"
+MESSAGE = f"{HEAD}, {BODY}, 0"
+"""The columns of :class:`StoredMessage`; deliveries are not stored with it."""
 GROUP = "no, mailbox_no, name, state, push, seen_at"
 DELAYED = (
     "seq, mailbox_no, due_at, archive, lane, size, sent_at, expire_at, key, tags, recipient, extra, payload, volatile"
@@ -38,6 +40,91 @@ class KeptMailbox(Mailbox):
     """Whether the row must be written at the commit, whatever it costs."""
     send_only: str = ""
     """Its send-only address, once that was asked for."""
+
+
+class StoredMessage(NamedTuple):
+    """A message as it is read: the columns of its row. What few messages have is decoded when it is asked for."""
+
+    msg_id: int
+    lane_number: int
+    size: int
+    created_at: int
+    """The moment it became visible (N5); milliseconds since the epoch."""
+    expire_at: int | None
+    key: str | None
+    tag_list: str | None
+    """Its tags, separated by commas."""
+    recipient: str | None
+    extra: bytes | None
+    """JSON of what few messages have."""
+    payload: bytes
+    deliveries: int
+    """How often it was handed out under a lease, this time included; 0 without leases (F7)."""
+
+    @property
+    def lane(self) -> Lane:
+        """Its priority."""
+        return LANES[self.lane_number]
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Its tags."""
+        return split_tags(self.tag_list)
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The sender's own headers."""
+        headers: Mapping[str, str] = self._decode_extra("h", {})
+        return headers
+
+    @property
+    def dedup_id(self) -> str | None:
+        """The id by which the sender's repetitions were recognised (S3)."""
+        dedup_id: str | None = self._decode_extra("d", None)
+        return dedup_id
+
+    @property
+    def reply_to(self) -> str | None:
+        """The address that the sender gave for replies."""
+        reply_to: str | None = self._decode_extra("r", None)
+        return reply_to
+
+    @property
+    def sent_at(self) -> int:
+        """When it was sent."""
+        sent_at: int = self._decode_extra("s", self.created_at)
+        return sent_at
+
+    @property
+    def shown_size(self) -> int:
+        """Bytes it takes in a reply at most: its payload in base64, everything else with escapes (N6, N7)."""
+        payload = len(self.payload)
+        return 4 * (payload + 2) // 3 + 2 * (self.size - payload) + ITEM_COST
+
+    @property
+    def payload_size(self) -> int:
+        """Bytes of the payload, also where it was not read."""
+        return self.size - self._around
+
+    @property
+    def shown_head(self) -> int:
+        """Bytes it takes in a reply without its payload, at most."""
+        return 2 * self._around + ITEM_COST
+
+    @property
+    def _around(self) -> int:
+        return count_bytes_around((self.key, self.dedup_id, self.reply_to), self.tags, self.headers)
+
+    def with_deliveries(self, count: int) -> "StoredMessage":
+        """Return the message as it is handed out for the ``count``-th time."""
+        return StoredMessage(*self[:-1], count)
+
+    def _decode_extra(self, name: str, absent: Any) -> Any:
+        return absent if self.extra is None else orjson.loads(self.extra).get(name, absent)
+
+
+decode_row: Callable[[Sequence[Any]], StoredMessage] = partial(tuple.__new__, StoredMessage)
+"""Returns the message of a row; in C, since it is called for every message of every FETCH and every replay."""
 
 
 def mailbox(row: Row) -> KeptMailbox:
@@ -71,34 +158,29 @@ def handle(row: Row) -> Handle:
     return Handle(row[0], _LANES[row[1]], row[2], row[3], row[4], orjson.loads(extra).get("d") if extra else None)
 
 
-def message(row: Row, deliveries: int = 0) -> Message:
-    """Read a row of ``MESSAGE`` columns."""
-    msg_id, lane, size, created_at, expire_at, key, tags, recipient, extra, payload = row
-    words = tuple(tags.split(",")) if tags else ()
-    # By position: this runs for every message of every FETCH.
-    common = msg_id, _LANES[lane], payload, size, created_at
-    if extra is None:
-        return Message(*common, created_at, expire_at, key, words, _NOTHING, None, None, recipient, deliveries)
-    rare: Mapping[str, Any] = orjson.loads(extra)
-    return Message(
-        *common,
-        rare.get("s", created_at),
+def delayed(row: Row) -> Delayed:
+    """Read a row of ``DELAYED`` columns."""
+    seq, mailbox_no, due_at, archive, lane, size, sent_at, expire_at, key, tags, recipient, extra, payload, volatile = (
+        row
+    )
+    rare: Mapping[str, Any] = orjson.loads(extra) if extra else {}
+    message = Message(
+        HIDDEN_ID,
+        _LANES[lane],
+        payload,
+        size,
+        sent_at,
+        rare.get("s", sent_at),
         expire_at,
         key,
-        words,
-        rare.get("h", _NOTHING),
+        split_tags(tags),
+        rare.get("h", {}),
         rare.get("d"),
         rare.get("r"),
         recipient,
-        deliveries,
+        volatile,
     )
-
-
-def delayed(row: Row) -> Delayed:
-    """Read a row of ``DELAYED`` columns."""
-    kept = message((HIDDEN_ID, row[4], row[5], row[6], *row[7:12], row[12]))
-    kept.volatile = row[13]
-    return Delayed(row[0], row[1], row[2], bool(row[3]), kept)
+    return Delayed(seq, mailbox_no, due_at, bool(archive), message)
 
 
 def extra(sent: Message) -> bytes | None:
@@ -156,4 +238,3 @@ def group(row: Row, state: bytes) -> Group:
 
 
 _LANES: tuple[Lane, ...] = LANES
-_NOTHING: Mapping[str, Any] = {}

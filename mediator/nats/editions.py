@@ -21,8 +21,9 @@ from mediator.mailboxes.address import parse_address, writable_address
 from mediator.mailboxes.board import PAGE, PublicList, PublicPage
 from mediator.mailboxes.bounds import DEFAULT_FETCH, MAX_FETCH, MAX_TAG, MAX_TAGS
 from mediator.mailboxes.lanes import Lane, parse_lane
-from mediator.mailboxes.message import Draft, Filter, Message
+from mediator.mailboxes.message import Draft, Filter
 from mediator.mailboxes.querying import Query, Unread
+from mediator.mailboxes.rows import StoredMessage
 from mediator.mailboxes.sending import Send
 from mediator.nats import protocol
 from mediator.nats.subjects import Edition, split_word
@@ -291,6 +292,6 @@ def _published_body(payload: bytes) -> object:
     return orjson.Fragment(payload)
 
 
-def _listed(message: Message, headers_only: bool) -> dict[str, Any]:
+def _listed(message: StoredMessage, headers_only: bool) -> dict[str, Any]:
     item = protocol.message_fields(message, headers_only=headers_only, words=LANE_WORDS)
     return item | {"ts": message.created_at // 1000}

@@ -44,8 +44,9 @@ from mediator.mailboxes.creating import Create, Created, Update
 from mediator.mailboxes.fetching import Deliver, Fetch
 from mediator.mailboxes.lanes import SHOWN, parse_lane
 from mediator.mailboxes.mailbox import Kind, Retention
-from mediator.mailboxes.message import HIDDEN_ID, Draft, Filter, Message
+from mediator.mailboxes.message import HIDDEN_ID, Draft, Filter
 from mediator.mailboxes.querying import Query
+from mediator.mailboxes.rows import StoredMessage
 from mediator.mailboxes.settling import Ack, Extend, Nack
 from mediator.nats.frames import VERSION, ProtocolViolationError, decode_bodies, decode_headers
 from mediator.nats.subjects import Edition, split_word
@@ -435,7 +436,9 @@ def encode_batch(outcomes: Sequence[int | MediatorError]) -> bytes:
     )
 
 
-def encode_messages(found: Sequence[Message], *, text: bool = False, headers_only: bool = False, **more: str) -> bytes:
+def encode_messages(
+    found: Sequence[StoredMessage], *, text: bool = False, headers_only: bool = False, **more: str
+) -> bytes:
     """Write the reply to FETCH and QUERY, with ``more`` fields; ``text``: payloads as they are where that fits (N6)."""
     return encode_success(
         messages=[message_fields(message, text=text, headers_only=headers_only) for message in found], **more
@@ -443,13 +446,13 @@ def encode_messages(found: Sequence[Message], *, text: bool = False, headers_onl
 
 
 def message_fields(
-    message: Message, *, text: bool = False, headers_only: bool = False, words: Sequence[str] = SHOWN
+    message: StoredMessage, *, text: bool = False, headers_only: bool = False, words: Sequence[str] = SHOWN
 ) -> dict[str, Any]:
     """Show one message (N9); ``words`` are those for its lane."""
     item: dict[str, Any] = {
         "msg_id": message.msg_id,
         "payload": "",
-        "priority": words[message.lane],
+        "priority": words[message.lane_number],
         "create_time": message.created_at // 1000,
     }
     if headers_only:
@@ -464,21 +467,27 @@ def message_fields(
             item["payload"] = encoded
     if message.key is not None:
         item["key"] = message.key
-    if message.tags:
+    if message.tag_list:
         item["tags"] = message.tags
-    if message.reply_to is not None:
-        # SDKs look for it among the headers.
-        item["headers"] = {**message.headers, REPLY_TO: message.reply_to}
-    elif message.headers:
-        item["headers"] = message.headers
     if message.expire_at is not None:
         item["expire_at"] = message.expire_at // 1000
-    if message.dedup_id is not None:
-        item["dedup_id"] = message.dedup_id
-    if message.reply_to is not None:
-        item["reply_to"] = message.reply_to
-    if message.sent_at // 1000 != message.created_at // 1000:
-        item["sent_time"] = message.sent_at // 1000
+    if message.extra is not None:
+        headers, reply_to, dedup_id, sent_time = (
+            message.headers,
+            message.reply_to,
+            message.dedup_id,
+            message.sent_at // 1000,
+        )
+        if reply_to is not None:
+            # SDKs look for it among the headers.
+            headers = {**headers, REPLY_TO: reply_to}
+            item["reply_to"] = reply_to
+        if headers:
+            item["headers"] = headers
+        if dedup_id is not None:
+            item["dedup_id"] = dedup_id
+        if sent_time != item["create_time"]:
+            item["sent_time"] = sent_time
     if message.deliveries:
         item["deliveries"] = message.deliveries
     return item

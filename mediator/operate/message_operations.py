@@ -10,8 +10,9 @@ from mediator.mailboxes import settling
 from mediator.mailboxes.bounds import MAX_FETCH, MAX_IDS
 from mediator.mailboxes.creating import get_live_mailbox
 from mediator.mailboxes.lanes import LANES, parse_lane
-from mediator.mailboxes.message import DelayedRow, Draft, Filter, Message
+from mediator.mailboxes.message import DelayedRow, Draft, Filter
 from mediator.mailboxes.querying import Query
+from mediator.mailboxes.rows import StoredMessage
 from mediator.mailboxes.sending import Send
 from mediator.mailboxes.settling import DEAD_SLICE, Dead
 from mediator.operate.mailbox_operations import read_place
@@ -104,8 +105,8 @@ class MessageOperations:
         word, since = read_text(request, "lane"), read_optional_time(request, "since")
         lanes = set(LANES) if word == _ANY else {parse_lane(word, "lane")}
         wanted = MAX_LISTED if word != _ANY else max(limit, COUNTED) if before is after is None else limit
-        seen: list[Message] = []
-        found: list[Message] = []
+        seen: list[StoredMessage] = []
+        found: list[StoredMessage] = []
         more = True
         for _ in range(1 if word == _ANY else LANE_CHUNKS):
             filter = Filter(since=since, before_id=before)
@@ -274,6 +275,6 @@ class DeadOperations:
                 return total
 
 
-def _dead(message: Message) -> DeadMessage:
+def _dead(message: StoredMessage) -> DeadMessage:
     payload = message.payload
     return DeadMessage.of(message, size=len(payload), payload_start=payload[:PAYLOAD_START])

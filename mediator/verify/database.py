@@ -8,7 +8,7 @@ from peewee import SqliteDatabase
 from mediator.mailboxes import rows
 from mediator.mailboxes.lanes import LANES
 from mediator.mailboxes.message import HIDDEN_ID
-from mediator.mailboxes.rows import Row
+from mediator.mailboxes.rows import Row, StoredMessage
 from mediator.store.migrate import migrate
 from mediator.store.snapshots import Snapshots, SqliteSnapshots
 from mediator.store.sqlite import STORE_EVERY
@@ -204,8 +204,8 @@ def _is_unreadable(row: Row) -> bool:
     """Whether a message's details cannot be read, or do not add up to its size."""
     *_, size, key, tags, extra, length = row
     try:
-        kept = rows.message((HIDDEN_ID, 0, size, 0, None, key, tags, None, extra, b""))
-        return length is not None and kept.payload_size != length
+        payload_size = StoredMessage(HIDDEN_ID, 0, size, 0, None, key, tags, None, extra, b"", 0).payload_size
+        return length is not None and payload_size != length
     except (ValueError, AttributeError, TypeError, KeyError):
         return True
 

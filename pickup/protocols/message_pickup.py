@@ -11,7 +11,7 @@ import structlog
 
 from mediator.errors import EnvelopeError, LiveModeError
 from mediator.fields import MAX_TEXT, StrictFields
-from mediator.mailboxes.message import Message as Mail
+from mediator.mailboxes.rows import StoredMessage as Mail
 from pickup.dispatcher import REPORT, REPORT_NAMES, Dispatcher, InboundRequest, report_problem
 from pickup.envelope.reading import read_object
 from pickup.live_sessions import RETURN_ROUTE, delivery

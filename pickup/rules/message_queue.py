@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from mediator.mailboxes.events import EventType, message_events
 from mediator.mailboxes.lanes import LANES
 from mediator.mailboxes.mailbox import Mailbox
-from mediator.mailboxes.message import Filter, Handle, Message, Usage
+from mediator.mailboxes.message import Filter, Handle, Usage
+from mediator.mailboxes.rows import StoredMessage
 from pickup.rules.granting import get_mailbox
 from pickup.rules.records import Connection
 from pickup.rules.tables import MediationTransaction
@@ -101,14 +102,14 @@ def deliver(
     budget: int,
     now: int,
     leased: Collection[int] = (),
-) -> list[Message]:
+) -> list[StoredMessage]:
     """Return the oldest messages, highest lane first: at most ``limit`` and ``budget`` bytes, at least one (D1).
 
     They stay queued until acknowledged (D2); leased ones are left out (D6). Mail of one ``recipient`` is in order of
     msg_id. Only adds events.
     """
     mailbox = get_mailbox(tx, connection, now)
-    found: list[Message] = []
+    found: list[StoredMessage] = []
     if recipient is not None:
         found = tx.messages.addressed(mailbox, recipient, -1, limit, budget, now, leased)
     else:
@@ -137,7 +138,7 @@ def _acknowledge(tx: MediationTransaction, mailbox: Mailbox, ids: Sequence[int],
 
 
 def note_batch(
-    tx: MediationTransaction, connection: Connection, messages: Sequence[Message], handed_in: Collection[str]
+    tx: MediationTransaction, connection: Connection, messages: Sequence[StoredMessage], handed_in: Collection[str]
 ) -> None:
     """Note a batch without acknowledgement: the holder's next request confirms it (D7).
 
@@ -183,7 +184,9 @@ def _forget_handed(tx: MediationTransaction, connection: Connection) -> Connecti
     return settled
 
 
-def pick(tx: MediationTransaction, connection: Connection, ids: Sequence[int], budget: int, now: int) -> list[Message]:
+def pick(
+    tx: MediationTransaction, connection: Connection, ids: Sequence[int], budget: int, now: int
+) -> list[StoredMessage]:
     """Return exactly these messages, if they exist, in order of msg_id; they stay queued."""
     mailbox = get_mailbox(tx, connection, now)
     wanted = list(dict.fromkeys(ids))
@@ -210,7 +213,7 @@ def next_arrived(
     budget: int,
     now: int,
     leased: Collection[int] = (),
-) -> tuple[list[Message], int]:
+) -> tuple[list[StoredMessage], int]:
     """Return messages from ``cursor`` on in order of msg_id, of all lanes; they stay queued (D6).
 
     ``leased`` ones are left out: the holder requested them. Also returns the next cursor.
@@ -224,9 +227,9 @@ def next_arrived(
     return messages, messages[-1].msg_id + 1 if messages else mailbox.next_id
 
 
-def _fit(messages: Sequence[Message], limit: int, budget: int) -> list[Message]:
+def _fit(messages: Sequence[StoredMessage], limit: int, budget: int) -> list[StoredMessage]:
     """Return the first messages that fit, at least one; none after one that does not fit."""
-    taken: list[Message] = []
+    taken: list[StoredMessage] = []
     for message in messages[:limit]:
         # Stop at an empty budget: the lane may not have been read further.
         if taken and (budget <= 0 or message.size > budget):
@@ -236,12 +239,14 @@ def _fit(messages: Sequence[Message], limit: int, budget: int) -> list[Message]:
     return taken
 
 
-def _hand_out(tx: MediationTransaction, mailbox: Mailbox, messages: list[Message], now: int) -> list[Message]:
+def _hand_out(
+    tx: MediationTransaction, mailbox: Mailbox, messages: list[StoredMessage], now: int
+) -> list[StoredMessage]:
     _add_events(tx, mailbox, EventType.DELIVERED, messages, now)
     return messages
 
 
 def _add_events(
-    tx: MediationTransaction, mailbox: Mailbox, what: EventType, items: Sequence[Message | Handle], now: int
+    tx: MediationTransaction, mailbox: Mailbox, what: EventType, items: Sequence[StoredMessage | Handle], now: int
 ) -> None:
     tx.events += message_events(what, now, mailbox, items)

@@ -13,8 +13,10 @@ import orjson
 from mediator.errors import BadRequestError, MediatorError
 from mediator.fields import MAX_NUMBER, Fields, parse_body
 from mediator.gateway import broadcasts
+from mediator.mailboxes import rows
 from mediator.mailboxes.address import MAX_ADDRESS, parse_address, redact, writable_address
 from mediator.mailboxes.message import Draft, Message
+from mediator.mailboxes.rows import StoredMessage
 from mediator.nats import client, editions, protocol
 from mediator.nats.frames import decode_headers, encode_body
 from mediator.nats.subjects import Edition
@@ -90,20 +92,9 @@ def check_draft(made: Draft) -> None:
     """Hold that an accepted message can be shown, complete, and in no more room than is planned for it (N6, N7, N9)."""
     for span in (made.ttl, made.delay, made.expire_at, made.send_at):
         assert span is None or 0 <= span <= MAX_NUMBER
-    message = Message(
-        msg_id=0,
-        lane=made.lane,
-        payload=made.payload,
-        size=made.size,
-        created_at=1,
-        sent_at=2000,
-        expire_at=made.expire_at,
-        key=made.key,
-        tags=made.tags,
-        headers=made.headers,
-        dedup_id=made.dedup_id,
-        reply_to=made.reply_to,
-    )
+    kept = Message(0, made.lane, made.payload, made.size, 1, 2000, made.expire_at, made.key, made.tags, made.headers)
+    kept.dedup_id, kept.reply_to = made.dedup_id, made.reply_to
+    message = StoredMessage(0, kept.lane, kept.size, kept.created_at, *rows.particulars(kept), kept.payload, 0)
     for text in (False, True):
         shown = protocol.encode_messages([message], text=text)
         assert len(shown) <= message.shown_size, (len(shown), message.shown_size)

@@ -19,9 +19,10 @@ from mediator.mailboxes.creating import Create, Created, Update
 from mediator.mailboxes.events import Event, EventType
 from mediator.mailboxes.fetching import Deliver, Fetch, Fetched
 from mediator.mailboxes.mailbox import Mailbox, MailboxKey
-from mediator.mailboxes.message import Draft, Filter, Message
+from mediator.mailboxes.message import Draft, Filter
 from mediator.mailboxes.querying import Query
 from mediator.mailboxes.quotas import Quotas
+from mediator.mailboxes.rows import StoredMessage
 from mediator.mailboxes.sending import Released, Send
 from mediator.mailboxes.settling import Ack, Dead, Extend, Nack
 from mediator.store.base import Store
@@ -158,7 +159,7 @@ class Broker:
         dead_for: str | None = None,
         headers_only: bool = False,
         **wanted: Any,
-    ) -> list[Message]:
+    ) -> list[StoredMessage]:
         request = Query(tenant, box, Filter(**wanted), limit, budget, dead_for, headers_only)
         with self.store.reading() as tx:
             return querying.query(tx, request, self.now)

@@ -12,8 +12,9 @@ from typing import Any
 from mediator.broker import Broker
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.creating import Create
-from mediator.mailboxes.message import Draft, Filter, Message
+from mediator.mailboxes.message import Draft, Filter
 from mediator.mailboxes.querying import Query
+from mediator.mailboxes.rows import StoredMessage
 from mediator.mailboxes.sending import Send
 from mediator.metrics import Metrics
 from mediator.operate.audit import AuditLog
@@ -71,7 +72,7 @@ class Core:
         for _ in range(count // 1000):
             await asyncio.gather(*[self.send(to=to, **draft) for _ in range(1000)])
 
-    async def shown(self, box: str = BOX) -> list[Message]:
+    async def shown(self, box: str = BOX) -> list[StoredMessage]:
         return await self.broker.query(Query(TENANT, box, Filter(), 1000, 1 << 26))
 
     async def ask(self, command: str, **fields: Any) -> dict[str, Any]:

@@ -5,7 +5,8 @@ from typing import Any
 
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.mailbox import Kind, Mailbox
-from mediator.mailboxes.message import Draft, Message
+from mediator.mailboxes.message import Draft
+from mediator.mailboxes.rows import StoredMessage
 from mediator.mailboxes.sending import Send, send
 from mediator.store.base import Store
 from pickup.broker import MEDIATION_HOOKS, MediationBroker
@@ -183,19 +184,19 @@ class Mediation(Broker):
         recipient: str | None = None,
         budget: int = AMPLE,
         leased: Collection[int] = (),
-    ) -> list[Message]:
+    ) -> list[StoredMessage]:
         return self.run(lambda tx: message_queue.deliver(tx, connection, limit, recipient, budget, self.now, leased))
 
     def acknowledge(self, connection: Connection, *ids: int) -> int:
         return self.run(lambda tx: message_queue.acknowledge(tx, connection, ids, self.now))
 
-    def take_batch(self, connection: Connection, size: int = 10) -> list[Message]:
+    def take_batch(self, connection: Connection, size: int = 10) -> list[StoredMessage]:
         """Take as a holder does that never acknowledges."""
         messages = self.deliver(self.settle_handed(connection), size)
         self.hand_over(connection, messages)
         return messages
 
-    def hand_over(self, connection: Connection, messages: Sequence[Message]) -> None:
+    def hand_over(self, connection: Connection, messages: Sequence[StoredMessage]) -> None:
         self.batches += 1
         self.run(lambda tx: message_queue.note_batch(tx, connection, messages, [f"batch {self.batches}"]))
 
@@ -205,7 +206,7 @@ class Mediation(Broker):
     def settle_handed(self, connection: Connection) -> Connection:
         return self.run(lambda tx: message_queue.confirm_batch(tx, connection, self.now))
 
-    def pick(self, connection: Connection, *ids: int, budget: int = AMPLE) -> list[Message]:
+    def pick(self, connection: Connection, *ids: int, budget: int = AMPLE) -> list[StoredMessage]:
         return self.run(lambda tx: message_queue.pick(tx, connection, ids, budget, self.now))
 
     def open_live(self, connection: Connection) -> tuple[QueueStatus, int]:
@@ -218,7 +219,7 @@ class Mediation(Broker):
         limit: int = 1000,
         budget: int = AMPLE,
         leased: Collection[int] = (),
-    ) -> list[Message]:
+    ) -> list[StoredMessage]:
         return self.run(
             lambda tx: message_queue.next_arrived(tx, connection, cursor, limit, budget, self.now, leased)[0]
         )
@@ -234,9 +235,9 @@ async def enrol(mediation: MediationBroker, number: int, *keys: str, **more: Any
     return connection
 
 
-def payloads(messages: Sequence[Message]) -> list[bytes]:
+def payloads(messages: Sequence[StoredMessage]) -> list[bytes]:
     return [message.payload for message in messages]
 
 
-def ids(messages: Sequence[Message]) -> list[int]:
+def ids(messages: Sequence[StoredMessage]) -> list[int]:
     return [message.msg_id for message in messages]

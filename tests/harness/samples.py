@@ -7,7 +7,8 @@ from typing import Any
 from mediator.mailboxes.group import NO_LEASE, Group, Lease
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.mailbox import Mailbox, NewMailbox
-from mediator.mailboxes.message import HIDDEN_ID, Delayed, Filter, Message
+from mediator.mailboxes.message import HIDDEN_ID, Delayed, Filter, Handle, Message
+from mediator.mailboxes.rows import StoredMessage
 from mediator.mailboxes.transaction import Transaction
 
 T0 = 1_767_225_600_000
@@ -53,9 +54,19 @@ def cut(tx: Transaction, mailbox: Mailbox, *ids: int) -> None:
     tx.messages.remove(mailbox, handles)
 
 
-def everything(tx: Transaction, mailbox: Mailbox, now: int = T0) -> list[Message]:
+def everything(tx: Transaction, mailbox: Mailbox, now: int = T0) -> list[StoredMessage]:
     """Return all living messages of a mailbox in ascending msg_id."""
     return tx.messages.newest(mailbox, Filter(), ALL, ALL, now)
+
+
+def decoded(message: StoredMessage) -> Message:
+    """Return a message that was read as it was when it was appended, all of it decoded."""
+    return Message(**{name: getattr(message, name) for name in (x.name for x in fields(Message)) if name != "volatile"})
+
+
+def handle(message: Message) -> Handle:
+    """Return the handle that a message gets."""
+    return Handle(**{field.name: getattr(message, field.name) for field in fields(Handle)})
 
 
 def ids(messages: Any) -> list[int]:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -12,8 +11,9 @@ from hypothesis import strategies as st
 from mediator.gateway.feed import LiveFeed, push_batch
 from mediator.gateway.subscription import InFlightCounter, MessageBatch, Subscription, encode_push
 from mediator.mailboxes.lanes import LANES, Lane
-from mediator.mailboxes.message import HIDDEN_ID, Message
-from mediator.mailboxes.pushing import WINDOW, WINDOW_BYTES, Cursor
+from mediator.mailboxes.message import HIDDEN_ID
+from mediator.mailboxes.pushing import WINDOW, WINDOW_BYTES, Cursor, LaneRun, Window, lane_runs
+from mediator.mailboxes.rows import StoredMessage
 from mediator.nats.frames import encode_message
 from mediator.nats.subjects import PlainSubject
 
@@ -41,12 +41,20 @@ def subscription(to: Client, lanes: Sequence[Lane] = LANES, marks: Sequence[int]
     return made
 
 
-def batch(*messages: Message) -> MessageBatch:
+def batch(*messages: StoredMessage) -> MessageBatch:
     return MessageBatch(messages)
 
 
-def message(msg_id: int, lane: Lane = Lane.NORMAL, payload: bytes = b"x") -> Message:
-    return Message(msg_id, lane, payload, len(payload), 1, 1)
+def message(
+    msg_id: int,
+    lane: Lane = Lane.NORMAL,
+    payload: bytes = b"x",
+    *,
+    key: str | None = None,
+    tags: str | None = None,
+    extra: bytes | None = None,
+) -> StoredMessage:
+    return StoredMessage(msg_id, lane.value, len(payload), 1, None, key, tags, None, extra, payload, 0)
 
 
 @pytest.mark.rule("E6", "E7")
@@ -87,7 +95,7 @@ def test_one_gets_what_it_wants_as_far_as_there_is_room(
         assert served.window.count == len(unconfirmed)
         taken = min(confirmed, len(unconfirmed))
         total = len(expected) - len(unconfirmed) + taken
-        assert len(served.window.confirm(total)) == taken
+        assert sum(len(run.ids) for run in served.window.confirm(total)) == taken
         del unconfirmed[:taken]
 
 
@@ -104,8 +112,8 @@ def test_who_sees_it_alike_shares_a_frame() -> None:
 
 @pytest.mark.rule("E6")
 def test_each_push_of_a_message_with_headers_is_recorded() -> None:
-    recorded: list[Message] = []
-    with_headers = replace(message(1), headers={"traceparent": "x"})
+    recorded: list[StoredMessage] = []
+    with_headers = message(1, extra=b'{"h":{"traceparent":"x"}}')
     traced = batch(message(0), with_headers, message(2))
     for served in (subscription(Client()), subscription(Client()), subscription(Client(), marks=(0,) * 4)):
         served.record = recorded.append
@@ -136,9 +144,51 @@ async def test_room_that_broadcasts_had_taken_is_used(monkeypatch: Any) -> None:
     served = subscription(Client())
     served.publishers = (feed,)
     # A broadcast that is not stored, in the same window.
-    assert served.window.offer([((Lane.NORMAL, HIDDEN_ID), 600_000)], 600_000)
+    assert served.window.offer([LaneRun(Lane.NORMAL, (HIDDEN_ID,), (600_000,))], 1, 600_000)
     assert not push_batch(served, batch(message(0, payload=bytes(600_000))))
     served.in_flight.add(1)
     served.confirm(1)
     await asyncio.sleep(0)
     assert len(read) == 1
+
+
+@pytest.mark.rule("E6")
+@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("sid", [b"1", b"%d%%"])
+def test_a_plain_message_has_the_frame_that_any_would_have(lane: Lane, sid: bytes) -> None:
+    client = Client(sid)
+    served = subscription(client)
+    served.subjects = dict.fromkeys(LANES, b"a%b.%s")
+    messages = [
+        message(number, lane, payload) for number, payload in ((0, b""), (9, b"\0%d"), (10, b"x"), (2**53, b"y"))
+    ]
+    messages += [message(2**53 + 1, lane, key="k"), message(2**53 + 2, lane, tags="t,u")]
+    messages.append(message(2**53 + 3, lane, extra=b'{"h":{"a":"b"},"r":"r","d":"d"}'))
+    assert push_batch(served, batch(*messages))
+    blocks = [encode_push(each) for each in messages]
+    assert client.frames == [encode_message(b"a%b.%s", sid, payload, headers) for headers, payload in blocks]
+
+
+@pytest.mark.rule("E7")
+@given(
+    pushed=st.lists(st.lists(st.tuples(LANE, st.integers(0, 9)), min_size=1, max_size=5), max_size=6),
+    confirms=st.lists(st.integers(0, 9), max_size=6),
+)
+def test_a_window_confirms_in_the_order_of_the_pushes(
+    pushed: list[list[tuple[Lane, int]]], confirms: list[int]
+) -> None:
+    window, waiting, total = Window(), [], 0
+    for sizes in pushed:
+        made = [message(len(waiting) + at, lane, bytes(size)) for at, (lane, size) in enumerate(sizes)]
+        assert window.offer(lane_runs(made), len(made), sum(each.size for each in made))
+        waiting += [((each.lane, each.msg_id), each.size) for each in made]
+    for more in confirms:
+        count = min(more, len(waiting))
+        total += count
+        confirmed = window.confirm(total)
+        items = [item for run in confirmed for item in zip(run.items, run.sizes, strict=True)]
+        assert items == waiting[:count]
+        del waiting[:count]
+        assert window.count == len(waiting)
+        assert [item for run in window.waiting for item in run.items] == [item for item, _ in waiting]
+        assert window.room_bytes == WINDOW_BYTES - sum(size for _, size in waiting)

@@ -11,8 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from mediator.errors import NoSuchMessageError
 from mediator.mailboxes import pushing
 from mediator.mailboxes.lanes import LANES, Lane
-from mediator.mailboxes.message import Message
 from mediator.mailboxes.pushing import LEASE, Cursor, Item, Turn
+from mediator.mailboxes.rows import StoredMessage
 from mediator.store.base import Store
 from tests.harness.broker import BOX, DAY, SECOND, TENANT, Broker
 from tests.harness.stores import ram_store
@@ -133,14 +133,14 @@ class Pushing(RuleBasedStateMachine):
         fits = found.messages[:taken]
         for message in fits:
             self.check_followed(follower, message)
-            cursor.gave(message)
+            cursor.gave(pushing.lane_runs([message]))
         if len(fits) == len(found.messages):
             cursor.marks = found.marks
             if found.complete:
                 given = {msg_id for _, msg_id in follower.got}
                 assert self.live(cursor.lanes) <= given, "nothing is skipped"
 
-    def check_followed(self, follower: Follower, message: Message) -> None:
+    def check_followed(self, follower: Follower, message: StoredMessage) -> None:
         item, until = (message.lane, message.msg_id), follower.cursor.until
         assert message.msg_id in self.live(follower.cursor.lanes), "only what is there, and is wanted"
         assert item not in follower.got, "once"
@@ -193,12 +193,12 @@ class Pushing(RuleBasedStateMachine):
             waiting = {i for i, until in self.running.items() if until > self.broker.now}
             assert self.live(lanes) <= self.confirmed | waiting, "nothing is skipped"
 
-    def turn(self, **told: object) -> list[Message]:
+    def turn(self, **told: object) -> list[StoredMessage]:
         request = Turn(PLACE, self.no, QUEUE, **told)  # type: ignore[arg-type]
         broker = self.broker
         return broker.run(lambda tx: pushing.turn(tx, broker.bounds, request, broker.now)).messages
 
-    def check_shared(self, message: Message, lanes: list[Lane]) -> None:
+    def check_shared(self, message: StoredMessage, lanes: list[Lane]) -> None:
         msg_id, now = message.msg_id, self.broker.now
         assert msg_id in self.live(lanes), "only what is there, and is wanted"
         assert self.running.get(msg_id, now) <= now, "one member at a time"

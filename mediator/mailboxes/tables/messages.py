@@ -7,6 +7,7 @@ from mediator.mailboxes import rows
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.mailbox import Mailbox
 from mediator.mailboxes.message import MAX_EXPIRED, Expired, Filter, Handle, Message, Usage
+from mediator.mailboxes.rows import StoredMessage, decode_row
 from mediator.mailboxes.session import Table, chunks
 
 EXPIRED = "SELECT mailbox_no, msg_id, size FROM message WHERE expire_at <= ? ORDER BY expire_at LIMIT ?"
@@ -58,7 +59,7 @@ class Messages(Table):
         budget: int,
         now: int,
         without: Collection[int] = (),
-    ) -> list[Message]:
+    ) -> list[StoredMessage]:
         """Return messages of a lane behind msg_id ``after``, in order; stops behind ``budget`` bytes of size.
 
         Those whose msg_id is in ``without`` are passed over unread.
@@ -79,9 +80,9 @@ class Messages(Table):
         among, parameters = self._dialect.any_of("msg_id", list(without))
         return f" AND NOT ({among})", parameters
 
-    def pick(self, mailbox: Mailbox, ids: Sequence[int], budget: int, now: int) -> list[Message]:
+    def pick(self, mailbox: Mailbox, ids: Sequence[int], budget: int, now: int) -> list[StoredMessage]:
         """Return these messages in order of msg_id, those that are there; stops behind ``budget`` bytes of size."""
-        found: list[Message] = []
+        found: list[StoredMessage] = []
         for chunk in chunks(sorted(ids)):
             wanted, parameters = self._dialect.any_of("msg_id", chunk)
             source = f"message WHERE mailbox_no = ? AND {wanted} AND (expire_at IS NULL OR expire_at > ?)"
@@ -91,17 +92,17 @@ class Messages(Table):
                 break
         return found
 
-    def newest(self, mailbox: Mailbox, wanted: Filter, limit: int, budget: int, now: int) -> list[Message]:
+    def newest(self, mailbox: Mailbox, wanted: Filter, limit: int, budget: int, now: int) -> list[StoredMessage]:
         """Return the newest messages that fit the filter, in ascending msg_id (Q1)."""
         source, parameters = self._wanted(mailbox, wanted, now)
         return self._within(source, parameters, "msg_id DESC", limit, budget)[::-1]
 
-    def heads(self, mailbox: Mailbox, wanted: Filter, limit: int, now: int) -> list[Message]:
+    def heads(self, mailbox: Mailbox, wanted: Filter, limit: int, now: int) -> list[StoredMessage]:
         """Do as :meth:`newest` and leave the payloads unread: each is empty."""
         source, parameters = self._wanted(mailbox, wanted, now)
         sql = f"SELECT {rows.HEAD} FROM {source} ORDER BY msg_id DESC LIMIT ?"
         found = self._execute(sql, (*parameters, limit))
-        return [rows.message((*row, b"")) for row in found][::-1]
+        return [decode_row((*row, b"", 0)) for row in found][::-1]
 
     def _wanted(self, mailbox: Mailbox, wanted: Filter, now: int) -> tuple[str, list[Any]]:
         self._session.flush()
@@ -124,13 +125,15 @@ class Messages(Table):
             parameters.append(wanted.before_id)
         return f"message WHERE {' AND '.join(where)}", parameters
 
-    def _within(self, source: str, parameters: Sequence[Any], order: str, limit: int, budget: int) -> list[Message]:
+    def _within(
+        self, source: str, parameters: Sequence[Any], order: str, limit: int, budget: int
+    ) -> list[StoredMessage]:
         if self._session.unwritten:
             self._session.flush()
-        taken: list[Message] = []
-        for row in self._dialect.budgeted(source, parameters, order, limit, budget):
-            taken.append(rows.message(row))
-            budget -= taken[-1].size
+        taken: list[StoredMessage] = []
+        for message in map(decode_row, self._dialect.budgeted(source, parameters, order, limit, budget)):
+            taken.append(message)
+            budget -= message.size
             if budget <= 0:
                 break
         return taken
@@ -221,7 +224,7 @@ class Messages(Table):
         budget: int,
         now: int,
         without: Collection[int] = (),
-    ) -> list[Message]:
+    ) -> list[StoredMessage]:
         """Return messages for one recipient key behind msg_id ``after``, as :meth:`lane` does (D3)."""
         others, parameters = self._others(without)
         source = (
