@@ -15,7 +15,7 @@ from pickup.broker import MediationBroker
 from pickup.channels import AfterReply, TransportChannel
 from pickup.dids.document import DidResolver
 from pickup.dids.identities import OwnIdentities
-from pickup.envelope import Envelopes
+from pickup.envelope import Envelopes, OpenedEnvelope
 from pickup.live_sessions import LiveSessions
 from pickup.message import DidcommMessage, Json, MessageType, ReplyMessage
 from pickup.metrics import DidcommMetrics
@@ -104,17 +104,14 @@ class InboundRequest:
 
     context: DidcommContext
     tenant: str
+    envelope: OpenedEnvelope
+    """Replies are sealed for its sender as written, such as a did:peer:4 in its long form."""
     message: DidcommMessage
-    me: str
-    """Our DID (v2) or canonical key (v1) that the message was sealed for."""
+    """What the envelope holds."""
     caller: str | None
     """Canonical DID (v2) or key (v1) that sealed it; None: anonymous (D8)."""
-    sender: str | None
-    """The same as the envelope has it, such as a did:peer:4 in its long form; replies are sealed for it."""
     connection: Connection | None
     channel: TransportChannel
-    mark: bytes
-    """Identifies the envelope among all of its sender."""
     mediation: MediationBroker
     """The use cases. For a message that is handled once, the first change stores its envelope too (D13)."""
     repeated: bool = False
@@ -287,7 +284,7 @@ def _seen_envelope(request: InboundRequest, caller: str) -> SeenEnvelope:
         tenant=request.tenant,
         sender=caller,
         kind=f"{message.type.family}/{message.type.name}",
-        mark=request.mark,
+        mark=request.envelope.mark,
         created_at=None if created is None else created * 1000,
         expire_at=None if expires is None else expires * 1000 + CLOCK_SKEW,
     )

@@ -4,7 +4,6 @@ import hashlib
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
 from mediator.errors import (
@@ -24,7 +23,7 @@ from pickup.dids.own_dids import Identity
 from pickup.dispatcher import REPORT_NAMES, DidcommContext, InboundRequest, check_expiry
 from pickup.envelope import Envelopes, OpenedEnvelope
 from pickup.envelope.reading import read_jwt
-from pickup.message import DidcommMessage, ReplyMessage, encode, outline, read, write
+from pickup.message import ReplyMessage, encode, outline, read, write
 from pickup.outbound import OutboundMessage
 from pickup.rules.connecting import FROM_PRIOR
 from pickup.rules.names import canonical
@@ -57,18 +56,18 @@ async def read_rotation(request: InboundRequest) -> DidRotation | None:
     if signed_at is None or not 0 <= signed_at * 1000 <= now + CLOCK_SKEW:
         raise BadRequestError(FROM_PRIOR, f"expected Unix seconds that are past as its iat; it is {now // 1000} here")
     ends = claims.get("sub") is None
-    if ends and caller != prior_did and canonical(request.me) not in _audience(claims):
+    if ends and caller != prior_did and canonical(request.envelope.recipient) not in _audience(claims):
         # Nothing else in an anonymous ending says whom it is for: whoever was ever told one could repeat it here.
         raise BadRequestError(FROM_PRIOR, "an ending has to be sealed by its iss, or to have our DID as its aud")
     if not ends and (caller is None or caller != _did(claims, "sub") or caller == prior_did):
         raise BadRequestError(FROM_PRIOR, "expected a sub that is the new DID, which sealed the message, and no iss")
-    sender = request.sender or ""
+    sender = request.envelope.sender or ""
     return DidRotation(
         tenant=request.tenant,
         prior_did=prior_did,
         caller=None if ends else caller,
         their_did=sender,
-        my_did=request.me.partition("#")[0],
+        my_did=request.envelope.my_did,
         # The document is in the cache: the envelope was opened with it.
         endpoint=None if ends else (await request.context.resolver.resolve(sender)).endpoint,
         signed_at=signed_at * 1000,
@@ -146,24 +145,23 @@ class ReplySender:
             return self._identities.known_as(connection.my_did)
 
     async def _seal_answer(self, request: InboundRequest, reply: ReplyMessage) -> bytes:
-        assert request.sender is not None, "only who is known is answered"
-        if request.message.generation is Generation.V1:
-            plaintext = encode(write(reply, Generation.V1, request.me, request.sender))
-            return await self._envelopes.seal_v1(plaintext, [request.sender], request.me)
-        my_did = request.me.partition("#")[0]
-        written = write(reply, Generation.V2, my_did, request.sender)
-        return await self._envelopes.seal_v2(written, request.sender, my_did)
+        envelope = request.envelope
+        assert envelope.sender is not None, "only who is known is answered"
+        if envelope.generation is Generation.V1:
+            plaintext = encode(write(reply, Generation.V1, envelope.recipient, envelope.sender))
+            return await self._envelopes.seal_v1(plaintext, [envelope.sender], envelope.recipient)
+        written = write(reply, Generation.V2, envelope.my_did, envelope.sender)
+        return await self._envelopes.seal_v2(written, envelope.sender, envelope.my_did)
 
     async def _send_to_endpoint(self, request: InboundRequest, sealed: bytes) -> None:
         """Send a reply to the endpoint of its receiver, if it has one."""
-        assert request.sender is not None
-        connection = request.connection
+        connection, sender = request.connection, request.envelope.sender
         if connection is not None and connection.endpoint is not None:
             to = next(iter(connection.keys), None)
             message = OutboundMessage(connection.endpoint, sealed, connection.generation, to, connection.routing_keys)
             self._outbound.send_soon(message)
-        elif request.message.generation is Generation.V2:
-            endpoint = await self._find_endpoint(request.sender)
+        elif sender is not None and request.envelope.generation is Generation.V2:
+            endpoint = await self._find_endpoint(sender)
             if endpoint is not None:
                 self._outbound.send_soon(OutboundMessage(endpoint, sealed, Generation.V2))
 
@@ -235,12 +233,46 @@ class MessageReceiver:
         Returns after everything is committed. Raises :class:`EnvelopeError` and :class:`UnresolvedDidError`, and for
         anonymous senders any :class:`MediatorError`; other errors are answered by a problem report (D12).
         """
+        request, error = await self._identify(await self._context.envelopes.open(data), channel)
+        rotation = prior = None
+        if error is None:
+            rotation, error = await self._read_rotation(request)
+        if rotation is not None:
+            prior = await request.mediation.find_connection(request.tenant, rotation.prior_did)
+        refusal = self._refusal(request, prior or request.connection)
+        if refusal is not None:
+            # Where a report cannot go back at once, the transport must say that the message was not taken.
+            if not channel.persistent or not returns_here(request):
+                raise refusal
+            error = refusal
+        elif rotation is not None:
+            error = await self._rotate(request, rotation, prior)
+        if error is not None:
+            replies = self._context.dispatcher.refuse(request, error)
+        elif rotation is not None and rotation.caller is None:
+            # Nothing is said any more to a peer that ended its connection.
+            return
+        else:
+            replies = await self._handle(request)
+        await self._post.answer(request, replies)
+
+    async def _identify(
+        self, opened: OpenedEnvelope, channel: TransportChannel
+    ) -> tuple[InboundRequest, MediatorError | None]:
+        """Find out for whom and from whom a message is; of one that cannot be read, also what is wrong (D8, D12)."""
         context = self._context
-        opened = await context.envelopes.open(data)
         tenant = await context.identities.tenant_of(opened.recipient)
         if self._tenants is not None:
             self._tenants.check(tenant)
-        message, unreadable = self._read(opened)
+        message, unreadable = None, None
+        try:
+            message = read(opened.plaintext, opened.generation)
+        except BadRequestError as error:
+            if opened.sender is not None:
+                # What a report to the sender needs.
+                message, unreadable = outline(opened.plaintext, opened.generation), error
+            if message is None:
+                raise
         context.mediation.broker.trace.annotate("didcomm.message.type", message.type)
         caller = None if opened.sender is None else canonical(opened.sender)
         if opened.sender is not None and caller is None:
@@ -248,86 +280,68 @@ class MessageReceiver:
         request = InboundRequest(
             context=context,
             tenant=tenant,
+            envelope=opened,
             message=message,
-            me=opened.recipient,
             caller=caller,
-            sender=opened.sender,
             connection=None if caller is None else await context.mediation.find_connection(tenant, caller),
             channel=channel,
-            mark=opened.mark,
             mediation=context.mediation,
             repeated=opened.mark in self._handled,
         )
-        rotation = None
-        if unreadable is None and message.from_prior is not None and message.type.name != "forward":
-            try:
-                rotation = await read_rotation(request)
-            except MediatorError as error:
-                if caller is None:
-                    raise
-                unreadable = error
-        prior = None if rotation is None else await context.mediation.find_connection(tenant, rotation.prior_did)
-        refusal = self._refusal(request, prior or request.connection)
-        if refusal is not None:
-            # Where a report cannot go back at once, the transport must say that the message was not taken.
-            if not channel.persistent or not returns_here(request):
-                raise refusal
-            await self._post.answer(request, context.dispatcher.refuse(request, refusal))
-            return
-        if rotation is not None and unreadable is None:
-            try:
-                request.connection = await self._rotate(request, rotation, prior)
-            except MediatorError as error:
-                if caller is None:
-                    raise
-                unreadable = error
-        if unreadable is not None:
-            await self._post.answer(request, context.dispatcher.refuse(request, unreadable))
-            return
-        if rotation is not None and rotation.caller is None:
-            # Nothing is said any more to a peer that ended its connection.
-            return
-        if request.connection is not None:
-            if self._tenants is not None and channel.persistent:
-                self._tenants.enter(channel, tenant)
-            await self._note(request, request.connection)
+        return request, unreadable
+
+    @staticmethod
+    async def _read_rotation(request: InboundRequest) -> tuple[DidRotation | None, MediatorError | None]:
+        """Return the rotation that a message brings, or why it is refused (D14)."""
+        if request.message.from_prior is None or request.message.type.name == "forward":
+            return None, None
         try:
-            replies = await context.dispatcher.handle(request)
-        except ReplayedError:
-            # The first copy of the envelope may have made the connection meanwhile.
-            mediation = context.mediation
-            connection = None if caller is None else await mediation.find_connection(tenant, caller)
-            request = replace(request, connection=connection, mediation=mediation, repeated=True, after=[])
-            replies = await context.dispatcher.handle(request)
-        if caller is not None and not any(reply.type.name in REPORT_NAMES for reply in replies):
-            # A refused message may be sent again as it is.
-            self._remember(opened.mark)
-        await self._post.answer(request, replies)
+            return await read_rotation(request), None
+        except MediatorError as error:
+            if request.caller is None:
+                raise
+            return None, error
 
     async def _rotate(
         self, request: InboundRequest, rotation: DidRotation, prior: Connection | None
-    ) -> Connection | None:
+    ) -> MediatorError | None:
         """Give the connection of the old DID to the new one, with its session and return route, or end it (D14)."""
-        context, routes = self._context, request.channel.routes
-        rotated = await context.mediation.rotate_did(prior, rotation)
-        if rotated is None:
-            if prior is not None:
-                context.sessions.end(lambda connection: connection.no == prior.no)
-        else:
-            context.sessions.rotated(rotated)
-            routes.rename(rotation.prior_did, rotation.caller or "")
-        return rotated
-
-    @staticmethod
-    def _read(opened: OpenedEnvelope) -> tuple[DidcommMessage, MediatorError | None]:
-        """Read a message; of one that cannot be read what a report to its sender needs, with the error (D12)."""
+        sessions = self._context.sessions
         try:
-            return read(opened.plaintext, opened.generation), None
-        except BadRequestError as error:
-            message = None if opened.sender is None else outline(opened.plaintext, opened.generation)
-            if message is None:
+            rotated = request.connection = await request.mediation.rotate_did(prior, rotation)
+        except MediatorError as error:
+            if request.caller is None:
                 raise
-            return message, error
+            return error
+        if rotated is not None:
+            sessions.rotated(rotated)
+            request.channel.routes.rename(rotation.prior_did, rotation.caller or "")
+        elif prior is not None:
+            sessions.end(lambda connection: connection.no == prior.no)
+        return None
+
+    async def _handle(self, request: InboundRequest) -> list[ReplyMessage]:
+        """Have a message handled, once more without its changes when its envelope turns out to be a replay (D13)."""
+        dispatcher = self._context.dispatcher
+        if request.connection is not None:
+            if self._tenants is not None and request.channel.persistent:
+                self._tenants.enter(request.channel, request.tenant)
+            await self._note(request, request.connection)
+        try:
+            replies = await dispatcher.handle(request)
+        except ReplayedError:
+            request.mediation, request.repeated, request.after = self._context.mediation, True, []
+            if request.caller is not None:
+                # The first copy of the envelope may have made the connection meanwhile.
+                request.connection = await request.mediation.find_connection(request.tenant, request.caller)
+            replies = await dispatcher.handle(request)
+        if request.caller is not None and not any(reply.type.name in REPORT_NAMES for reply in replies):
+            # A refused message may be sent again as it is.
+            self._handled[request.envelope.mark] = None
+            self._handled.move_to_end(request.envelope.mark)
+            if len(self._handled) > MAX_REMEMBERED:
+                self._handled.popitem(last=False)
+        return replies
 
     def _refusal(self, request: InboundRequest, connection: Connection | None) -> MediatorError | None:
         if self._access is not None and self._access.denies(request.caller, connection):
@@ -338,12 +352,6 @@ class MessageReceiver:
                 request.context.metrics.limited("connection")
                 return RateLimitedError("connection", math.ceil(wait))
         return None
-
-    def _remember(self, mark: bytes) -> None:
-        self._handled[mark] = None
-        self._handled.move_to_end(mark)
-        if len(self._handled) > MAX_REMEMBERED:
-            self._handled.popitem(last=False)
 
     async def _note(self, request: InboundRequest, connection: Connection) -> None:
         type = request.message.type

@@ -188,7 +188,7 @@ class OwnIdentities:
     def _identity_of(self, recipient: str) -> Identity | None:
         if "#" not in recipient:
             return self._index.names.get(recipient)
-        found = self._index.find_secret(recipient)
+        found = self._index.secrets.get(recipient) or self._index.find_secret_in_peer_2(recipient)
         return None if found is None else found[0]
 
     def invitation_dids(self, tenant: str, key: str) -> tuple[str, str]:
@@ -216,7 +216,7 @@ class OwnIdentities:
 
     def kid(self, kid: str) -> Secret | None:
         """v2: return the secret of a key id of ours."""
-        found = self._index.find_secret(kid)
+        found = self._index.secrets.get(kid) or self._index.find_secret_in_peer_2(kid)
         return None if found is None else found[1]
 
     async def renew(self) -> bool:

@@ -245,11 +245,8 @@ class IdentityIndex:
             else:
                 self._add_peer(did, keys, identity)
 
-    def find_secret(self, kid: str) -> tuple[Identity, Secret] | None:
-        """Return the secret of a key id, and whose it is; also of one in the DID of an invitation."""
-        known = self.secrets.get(kid)
-        if known is not None:
-            return known
+    def find_secret_in_peer_2(self, kid: str) -> tuple[Identity, Secret] | None:
+        """Do as :attr:`secrets` for a key id in the DID of an invitation."""
         did, _, fragment = kid.partition("#")
         found = self.in_peer_2(did)
         if found is None:

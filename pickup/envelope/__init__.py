@@ -27,6 +27,11 @@ class OpenedEnvelope:
     mark: bytes
     """Identifies the envelope; a replay cannot change it, not even by another layer around it (D13)."""
 
+    @property
+    def my_did(self) -> str:
+        """v2: the DID of the recipient."""
+        return self.recipient.partition("#")[0]
+
 
 class Envelopes(Protocol):
     """Opens and seals."""

@@ -76,17 +76,17 @@ async def mediate_request(request: InboundRequest) -> Sequence[ReplyMessage]:
 
 async def _introduced(request: InboundRequest) -> NewConnection:
     """Describe a v2 peer, which this request itself connects."""
+    sender, my_did, invitation = request.envelope.sender, request.envelope.my_did, request.message.pthid
     assert request.caller is not None, "the handler takes no anonymous messages"
-    assert request.sender is not None
+    assert sender is not None
     # The document is in the cache: its envelope was opened with it.
-    document = await request.context.resolver.resolve(request.sender)
-    my_did, invitation = request.me.partition("#")[0], request.message.pthid
+    document = await request.context.resolver.resolve(sender)
     if (key := invitation_key(my_did)) is not None and (bound := await request.mediation.find_invitation(key)):
         invitation = bound.id
     return NewConnection(
         tenant=request.tenant,
         generation=Generation.V2,
-        their_did=request.sender,
+        their_did=sender,
         my_did=my_did,
         callers=(request.caller,),
         created_at=request.mediation.clock(),

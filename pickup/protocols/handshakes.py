@@ -111,7 +111,7 @@ async def invitation_of(request: InboundRequest) -> tuple[Invitation, bytes]:
     It is the one whose key the message was sealed for, else the one named as parent thread. :func:`connect` checks
     whether it is open. Raises :class:`NoSuchInvitationError` when this tenant has no such invitation.
     """
-    found = await request.mediation.find_invitation(request.me, request.message.pthid)
+    found = await request.mediation.find_invitation(request.envelope.recipient, request.message.pthid)
     if found is None or found.tenant != request.tenant:
         raise NoSuchInvitationError
     seed = await request.context.identities.seed(found.key)

@@ -42,7 +42,8 @@ def register(dispatcher: Dispatcher) -> None:
 async def handle(request: InboundRequest) -> Sequence[ReplyMessage]:
     """Queue a forward; no reply, even with ``please_ack`` or a return route, since both would identify its sender."""
     # Of v2, no other keys of ours open an envelope; of v1, those of invitations do.
-    if request.message.generation is Generation.V1 and request.context.identities.find(request.me) is None:
+    envelope = request.envelope
+    if envelope.generation is Generation.V1 and request.context.identities.find(envelope.recipient) is None:
         raise EnvelopeError("expected a forward to be sealed for the routing key")
     await forward(request.context, request.tenant, request.message)
     return ()

@@ -21,6 +21,7 @@ from pickup.broker import MediationBroker
 from pickup.dids.identities import OwnIdentities, Vault
 from pickup.dids.resolver import CachingResolver, DidWebResolver
 from pickup.dispatcher import DidcommContext, InboundRequest
+from pickup.envelope import OpenedEnvelope
 from pickup.envelope.library import LibraryEnvelopes
 from pickup.envelope.v2 import DidcommMessagingLibrary
 from pickup.invitations import InvitationService
@@ -55,13 +56,11 @@ class Setup:
         return InboundRequest(
             context=self.context,
             tenant=tenant,
+            envelope=OpenedEnvelope(Generation.V1, raw, me, sender, b""),
             message=read(raw, Generation.V1),
-            me=me,
             caller=sender,
-            sender=sender,
             connection=connection,
             channel=None,
-            mark=b"",
             mediation=self.context.mediation,
         )
 
