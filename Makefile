@@ -119,8 +119,14 @@ docs: $(VENV)/.dev  ## build the documentation as a site, into build/site; a bro
 screenshots: $(VENV)/.dev  ## take the pictures of the documentation anew, in Chromium: some minutes
 	$(BIN)/python docs/pictures.py
 
+# Measurements may run on another Python than the tests, from an environment of its own.
+ifdef BENCH_PYTHON
+bench:
+	@$(MAKE) --no-print-directory bench BENCH_PYTHON= PYTHON=$(BENCH_PYTHON) VENV=$(VENV)-bench
+else
 bench: $(VENV)/.dev  ## measure beside the peers and print the headlines: make bench ARGS="--quick --write"
 	$(BIN)/python -m benchmarks $(ARGS)
+endif
 
 eval: $(VENV)/.dev  ## measure how well agents are found, on the sets in EVAL_DIR: make eval ARGS="--cards 50"
 	$(BIN)/python -m tests.acceptance.registry.evaluate $(FLOORS) $(ARGS)
@@ -132,4 +138,4 @@ pipeline-demo: $(VENV)/.pipeline  ## from nothing to a report with pictures: mak
 	$(BIN)/python examples/pipeline_demo.py $(ARGS)
 
 clean:  ## remove the environments and what the tools keep
-	rm -rf build dist registry/embedding/packed mediator/console/static/lib $(VENV) $(VENV)-acapy $(VENV)-infinity tests/slow/peers/node/node_modules examples/javascript/node_modules $(CREDO)/*/node_modules $(IDENTUS)/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist registry/embedding/packed mediator/console/static/lib $(VENV) $(VENV)-acapy $(VENV)-infinity $(VENV)-bench tests/slow/peers/node/node_modules examples/javascript/node_modules $(CREDO)/*/node_modules $(IDENTUS)/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -8,6 +8,7 @@ import os
 import platform
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from datetime import date
@@ -32,6 +33,10 @@ REST = (
     "pipeline_mail", "remembered", "mixed",
 )  # fmt: skip
 """One part each, or minutes for a round; not with --quick unless named."""
+NOT_OPTIMISED = (
+    "This Python was built without optimisations (--enable-optimizations), so the service needs more CPU than it does "
+    "elsewhere. Measure with another: make bench BENCH_PYTHON=/usr/bin/python3"
+)
 
 
 def main() -> int:
@@ -47,6 +52,8 @@ def main() -> int:
     options = parser.parse_args()
     if unknown := set(options.claims) - set(known):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; expected {', '.join(known)}")
+    if not _is_optimised():
+        print(NOT_OPTIMISED, file=sys.stderr)
     # Both sides compute on one thread; numpy reads this when a benchmark first imports it.
     os.environ["OMP_NUM_THREADS"] = "1"
     # Log lines of the registry's code, when it runs in this process, would break the progress bar.
@@ -104,6 +111,13 @@ def _run(claims: list[str], quick: bool, minutes: float | None) -> tuple[dict[st
     return rows, fsync
 
 
+def _is_optimised() -> bool:
+    """Whether this Python was built with measured profiles (PGO)."""
+    built = str(sysconfig.get_config_var("CONFIG_ARGS"))
+    # Debian and Ubuntu always do so on amd64 and arm64, and by their own rules, of which the arguments say nothing.
+    return "--enable-optimizations" in built or "--with-wheel-pkg-dir=/usr/share/python-wheels" in built
+
+
 def _origin(options: argparse.Namespace, fsync: list[float]) -> str:
     """Return where and when the figures were taken."""
     chosen = ["--quick"] if options.quick else []
@@ -113,7 +127,8 @@ def _origin(options: argparse.Namespace, fsync: list[float]) -> str:
     server = subprocess.run([str(find_binary()), "--version"], capture_output=True, text=True, check=True)
     packages = [f"{name} {importlib.metadata.version(name)}" for name in ("agent-mediator", "nats-py", "uvloop")]
     system = f"{platform.system()} {platform.release()}"
-    parts = [str(date.today()), command, f"{os.cpu_count()} cores", system, f"Python {platform.python_version()}"]
+    python = f"Python {platform.python_version()}, {'' if _is_optimised() else 'not '}optimised"
+    parts = [str(date.today()), command, f"{os.cpu_count()} cores", system, python]
     parts += [*packages, server.stdout.strip(), f"fsync of 4 kB before and after {fsync[0]:.2f} and {fsync[1]:.2f} ms"]
     return ", ".join(parts) + "."
 
