@@ -80,7 +80,7 @@ async def console() -> dict[str, bytes]:
             # A folder as operators have it, instead of a temporary one.
             folder = json.dumps(str(service.data_dir.parent))
             change = f"each.textContent = each.textContent.replace({folder}, '/var')"
-            await tab.evaluate(f"for (const each of document.querySelectorAll('caption')) {change}")
+            await tab.evaluate(f"for (const each of document.querySelectorAll('.tools span')) {change}")
             await tab.evaluate("new Promise(done => setTimeout(done, 500))")
             shot = await tab.call("Page.captureScreenshot", format="png")
             taken[name] = base64.b64decode(shot["data"])

@@ -19,6 +19,7 @@ from aiohttp import web
 from mediator.broker import Broker
 from mediator.console.console import Console
 from mediator.console.pages import Page, Shown, Visit
+from mediator.console.tables import MAX_ROWS
 from mediator.errors import AlreadyRunningError, BadRequestError, MediatorError, NotAllowedError, UnavailableError
 from mediator.operate.operations import (
     COUNT,
@@ -34,7 +35,8 @@ from mediator.operate.operations import (
     or_null,
     read_text,
 )
-from mediator.operate.run_history import SCHEDULED, RunHistory
+from mediator.operate.records import Column, Kind
+from mediator.operate.run_history import SCHEDULED, RunHistory, RunView
 from mediator.operate.runs import RUN_VARIABLE, Outcome, next_due, process_name
 from mediator.operate.scheduler import CoalescingTask
 from mediator.settings.settings import Settings
@@ -349,11 +351,25 @@ def add_pages(console: Console, data_dir: Path) -> None:
 
 
 async def _show_runs(visit: Visit) -> Shown:
-    limit = visit.number("limit", 50, 1, 1000)
-    runs = (await visit.run("run-list", limit=limit))["runs"]
-    state = await visit.run("pipeline-state")
-    return {"runs": runs, "commands": list(SCHEDULED), "limit_reached": len(runs) == limit, **state}
+    request = visit.table_request("runs")
+    runs = (await visit.run("run-list", limit=MAX_ROWS))["runs"]
+    rows = [run | {"took": run["ended_at"] and run["ended_at"] - run["started_at"]} for run in runs]
+    table = visit.table(request, "Runs of all instances, newest first", _RUNS, rows, empty="It has not run yet.")
+    return {"runs": table, "commands": list(SCHEDULED), **await visit.run("pipeline-state")}
+
+
+_TOOK: Final = Column("took", field="took", kind=Kind.SECONDS)
+_RUNS: Final = [
+    *RunView.columns("run", "command", "outcome", "started_at"),
+    _TOOK,
+    *RunView.columns("numbers", "error", "instance"),
+]
 
 
 async def _show_run(visit: Visit) -> Shown:
-    return {"run": await visit.run("run-show", run=visit.number("run", 0, 1, 2**53))}
+    run = await visit.run("run-show", run=visit.number("run", 0, 1, 2**53))
+    counted = [{"what": name.replace("_", " "), "count": count} for name, count in sorted(run["numbers"].items())]
+    return {"run": run, "counted": visit.table("counted", "Counted", _COUNTED, counted)}
+
+
+_COUNTED: Final = [Column("what", field="what"), Column("count", field="count", kind=Kind.NUMBER)]

@@ -15,8 +15,9 @@ from jinja2 import BaseLoader, Environment, FileSystemLoader, PrefixLoader, Stri
 from multidict import MultiMapping
 
 from mediator import __version__
-from mediator.console.pages import FILTERS, Page, Shown, Visit
+from mediator.console.pages import Page, Shown, Visit
 from mediator.console.streams import Streams
+from mediator.console.tables import FILTERS, HOME, Table
 from mediator.errors import BadRequestError, MediatorError, NotAllowedError, SetupError
 from mediator.http.app import CODES, extend_time_limit, read_post, wants_html
 from mediator.operate.access import HTML_HEADERS, Access, keep_private
@@ -26,7 +27,6 @@ FOLDER: Final = Path(__file__).with_name("static")
 ROUTE: Final = "/console/static/"
 _TYPES: Final = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 _TRUE = frozenset({"on", "true", "1"})
-HOME: Final = "/console"
 GROUPS: Final = ("Service", "Mail")
 """The first headings of the navigation; those that parts bring follow."""
 GRACE: Final = 5.0
@@ -180,6 +180,10 @@ class Console:
                 return await self._refused(visit, error)
             if isinstance(shown, web.StreamResponse):
                 return shown
+            for value in shown.values():
+                for table in value if isinstance(value, list) else [value]:
+                    if isinstance(table, Table) and table.request.format:
+                        return table.file()
             return await self._page(visit, template, page=page, **shown)
 
         return answer

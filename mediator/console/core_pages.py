@@ -14,19 +14,40 @@ from typing import Any, Final
 
 import orjson
 from aiohttp import web
+from markupsafe import Markup
+from multidict import MultiDict
 
 from mediator.broker import Broker
-from mediator.console.console import HOME, Console
+from mediator.console.console import Console
 from mediator.console.pages import Page, Shown, Visit
 from mediator.console.streams import COMMENT, WRITE_SECONDS, Broadcast, event
+from mediator.console.tables import HOME, MAX_ROWS, PER_PAGE, Table, TableRequest, heading
 from mediator.errors import BadRequestError, MediatorError
-from mediator.mailboxes.mailbox import Kind, Retention
+from mediator.mailboxes.mailbox import Kind as MailboxKind
 from mediator.operate.activity import LANE_WORDS, SAMPLE_SECONDS, Activity, Sample
 from mediator.operate.admin_api import PREFIX
-from mediator.operate.mailbox_operations import LOOKED_AT, ORDERS, find_address
+from mediator.operate.long_tasks import BackupFile
+from mediator.operate.mailbox_operations import find_address
 from mediator.operate.operations import Actor, Answer, Right, read_numbered
-from mediator.operate.records import RankedMailbox, TenantUse
+from mediator.operate.records import (
+    AuditEntry,
+    Column,
+    DeadMessage,
+    DelayedMessage,
+    FrequentName,
+    GroupView,
+    Kind,
+    LaneView,
+    MessageSummary,
+    RankedMailbox,
+    TenantTokenView,
+    TenantUse,
+    TenantUserView,
+    TenantView,
+)
+from mediator.operate.scheduler import CleanupMinute, CleanupSummary, JobView
 from mediator.operate.sign_in import SignInView
+from mediator.operate.tenant_operations import MAX_LISTED
 
 FINDINGS_SECONDS: Final = 60.0
 """Between two looks of the doctor for live pages."""
@@ -65,7 +86,7 @@ class Overview:
     async def _show(self, visit: Visit) -> Shown:
         return {
             "plots": PLOTS,
-            **_numbers(await visit.run("activity")),
+            **_numbers(await visit.run("activity"), visit.table),
             "found": (await visit.run("installation", quick=True))["findings"],
         }
 
@@ -74,11 +95,12 @@ class Overview:
         columns = (await visit.run("activity-history"))["columns"]
         per = 60 // SAMPLE_SECONDS
         rows = [
-            {"at": values[-1], **{name: _mean(columns[name][start : start + per]) for name in columns if name != "at"}}
+            {"at": columns["at"][start : start + per][-1], **_by_lane(means)}
             for start in range(0, len(columns["at"]), per)
-            if (values := columns["at"][start : start + per])
+            if (means := {name: _mean(columns[name][start : start + per]) for name in columns if name != "at"})
         ]
-        return {"rows": rows[::-1], "lanes": LANE_WORDS}
+        caption = "Messages and requests a second, latency and messages stored, newest first"
+        return {"minutes": visit.table("minutes", caption, _MINUTES, rows[::-1], empty="No sample has been taken yet.")}
 
     async def _samples(self, visit: Visit) -> Shown:
         return web.json_response(body=orjson.dumps(await visit.run("activity-history")))
@@ -91,7 +113,7 @@ class Overview:
             return
         run, now = self._console.operations.run, time.monotonic()
         try:
-            numbers = _numbers(await run(_ITSELF, "activity", {}))
+            numbers = _numbers(await run(_ITSELF, "activity", {}), _live_table)
             if now - self._findings_at > FINDINGS_SECONDS:
                 self._findings = (await run(_ITSELF, "installation", {"quick": True}))["findings"]
                 self._findings_at = now
@@ -107,10 +129,78 @@ class Overview:
         )
 
 
-def _numbers(activity: Answer) -> Mapping[str, Any]:
+_FLOWS: Final = ("incoming", "outgoing", "acknowledged")
+_BY_LANE: Final = [
+    Column("lane", field="lane", kind=Kind.LANE),
+    *(
+        Column(title, field=flow, kind=Kind.RATE)
+        for flow, title in zip(_FLOWS, ("in/s", "out/s", "acknowledged/s"), strict=True)
+    ),
+]
+_MINUTES: Final = [
+    Column("time", field="at", kind=Kind.TIME),
+    *(
+        Column(title, field=flow, kind=Kind.NUMBER)
+        for flow, title in zip(_FLOWS, ("in/s", "out/s", "acknowledged/s"), strict=True)
+    ),
+    Column("requests/s", field="requests", kind=Kind.RATE),
+    Column("failed/s", field="failed", kind=Kind.RATE),
+    Column("p50", field="p50", kind=Kind.SECONDS),
+    Column("p99", field="p99", kind=Kind.SECONDS),
+    Column("stored", field="messages", kind=Kind.NUMBER),
+]
+_INSTANCES: Final = [
+    Column("instance", field="instance"),
+    Column("state", field="state", kind=Kind.STATE),
+    Column("requests/s", field="requests", kind=Kind.RATE),
+    Column("p99", field="p99", kind=Kind.SECONDS),
+    Column("NATS connections", field="nats", kind=Kind.NUMBER),
+    Column("WebSockets", field="websocket", kind=Kind.NUMBER),
+    Column("started", field="since", kind=Kind.TIME),
+    Column("last heard of", field="heard_at", kind=Kind.TIME),
+    Column("version", field="version"),
+]
+_CHECKS: Final = [Column("component", field="name"), Column("state", field="state", kind=Kind.STATE)]
+
+
+def _numbers(activity: Answer, table: Callable[..., Table]) -> Mapping[str, Any]:
     """Return what the page shows of the operation's answer."""
     own = activity["instances"][0]
-    return {"activity": activity, "own": own, "sample": own["sample"], "lanes": LANE_WORDS}
+    flows = [{"lane": lane, **{flow: own["sample"].get(f"{flow}.{lane}") for flow in _FLOWS}} for lane in LANE_WORDS]
+    instances = [
+        {
+            **each,
+            "state": "ready" if each["ready"] else _failed(each["checks"]),
+            **{name: each["sample"].get(name) for name in ("requests", "p99")},
+            **each["sockets"],
+        }
+        for each in activity["instances"]
+    ]
+    checks = [{"name": name, "state": state} for name, state in own["checks"].items()]
+    return {
+        "activity": activity,
+        "own": own,
+        "sample": own["sample"],
+        "flows": table("flows", "Messages a second on this instance, by lane", _BY_LANE, flows),
+        "instances": table("instances", "Instances", _INSTANCES, instances),
+        "checks": table("components", "Components of this instance", _CHECKS, checks),
+    }
+
+
+def _failed(checks: Mapping[str, str]) -> str:
+    return "; ".join(f"{name}: {state}" for name, state in checks.items() if state != "ok") or "not ready"
+
+
+def _live_table(name: str, caption: str, columns: Sequence[Column], rows: Sequence[Answer]) -> Table:
+    """Return a table in its usual order, for all who look at a live page."""
+    request = TableRequest(name, HOME, MultiDict(), {})
+    return Table.of(request, caption, columns, rows, _ITSELF.rights, empty="None.", total=None, older=None)
+
+
+def _by_lane(sample: Mapping[str, float | None]) -> Mapping[str, Any]:
+    """Return a sample in which each flow is an object with its lanes."""
+    flows = {flow: {lane: sample.get(f"{flow}.{lane}") or 0 for lane in LANE_WORDS} for flow in _FLOWS}
+    return {**{name: value for name, value in sample.items() if "." not in name}, **flows}
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -123,10 +213,25 @@ SHOWN_BYTES: Final = 256 * 1024
 """Bytes of a payload that its page shows."""
 FOLLOW_SECONDS: Final = 1.0
 """At least so long between two events of a page that follows a mailbox, however busy that is."""
-_COLUMNS: Final = RankedMailbox.columns(
-    "messages", "bytes", "oldest_at", "newest_at", "rate", "tenant", "kind", "expire_at"
+_KINDS: Final = {MailboxKind.MEDIATION: "wallet", MailboxKind.LATEST: "latest"}
+_NO_MAILBOXES: Final = Markup("No mailboxes yet. Create one: <code>mediator mailbox create NAME</code>")
+_ORDERS: Final = {
+    "-messages": "depth",
+    "-bytes": "size",
+    "oldest_at": "age",
+    "-rate": "rate",
+    "mail_address": "address",
+}
+_MAILBOXES: Final = RankedMailbox.columns(
+    "mail_address", "messages", "bytes", "oldest_at", "newest_at", "rate", "tenant", "kind", "expire_at"
 )
-_KINDS: Final = {Kind.MEDIATION: "wallet", Kind.LATEST: "latest"}
+_GROUPS: Final = GroupView.columns(
+    "name", "waiting", "open", "leased", "delayed", "due", "dead", "next_lease_end", "max_deliver"
+)
+_MESSAGES: Final = MessageSummary.columns("msg_id", "lane", "created_at", "size", "key", "tags", "expire_at")
+_DEAD: Final = DeadMessage.columns("msg_id", "lane", "created_at", "deliveries", "size", "payload_start")
+_FREQUENT: Final = FrequentName.columns("name", "messages")
+LANES: Final = LaneView.columns("lane", "messages", "oldest_at")
 _ONE: Final = "/mailboxes/{tenant}/{mail_address}"
 
 
@@ -149,35 +254,57 @@ class MailboxPages:
         )
 
     async def _list(self, visit: Visit) -> Shown:
-        order = visit.text("order", "depth")
-        skip = visit.number("skip", 0, 0, LOOKED_AT)
-        asked = {"tenant": visit.text("tenant"), "prefix": visit.text("prefix"), "order": order}
-        found = await visit.run("mailbox-rank", **asked, skip=skip, limit=PER_PAGE)
+        request = visit.table_request("mailboxes", _ORDERS)
+        asked = {"tenant": visit.text("tenant"), "prefix": visit.text("prefix")}
+        found = await visit.run("mailbox-rank", **asked, order=request.order, **request.window)
         for each in found["mailboxes"]:
-            each["kind"] = _KINDS.get(each["kind"], "queue" if each["retention"] == Retention.UNTIL_ACK else "log")
-        shown = {"asked": asked, "found": found, "columns": _COLUMNS, "skip": skip}
-        return {**shown, "per_page": PER_PAGE, "orders": ORDERS}
+            each["kind"] = _KINDS.get(each["kind"], each["retention"])
+        empty = "No mailbox matches." if any(asked.values()) else _NO_MAILBOXES
+        total = found["looked_at"]
+        table = visit.table(request, "Mailboxes", _MAILBOXES, found["mailboxes"], empty=empty, total=total)
+        return {"asked": asked, "mailboxes": table, "looked_at": total, "complete": found["complete"]}
 
     async def _show(self, visit: Visit) -> Shown:
         place = _place(visit)
         mailbox = await visit.run("mailbox-show", **place)
+        request = visit.table_request("messages")
         asked: dict[str, Any] = {}
         if lane := visit.text("lane"):
             asked["lane"] = lane
         if visit.text("before"):
             asked["before"] = visit.number("before", 0, 0, 2**53)
-        listed = await visit.run("message-list", **place, **asked, limit=PER_PAGE)
+        listed = await visit.run("message-list", **place, **asked, limit=request.limit)
+        delayed = await visit.run("delayed-list", **place, limit=MAX_ROWS)
+        shown = mailbox["group_count"]
+        groups = f"Consumer groups: {shown}" + (", the first of them" if shown > len(mailbox["groups"]) else "")
         return {
             "place": place,
             "mailbox": mailbox,
             "found": (await visit.run("doctor", **place))["findings"],
+            "groups": visit.table("groups", groups, _GROUPS, [place | each for each in mailbox["groups"]]),
+            "lanes_table": visit.table("lanes", _oldest(mailbox), LANES, mailbox["lanes"]),
             "listed": listed,
-            "messages": listed["messages"],
-            "delayed": await visit.run("delayed-list", **place, limit=PER_PAGE),
+            "messages": self._messages(visit, place, listed, {"before": listed["next"]}),
+            "frequent": [
+                visit.table(f"frequent-{name}", name.capitalize(), _FREQUENT, listed[name])
+                for name in ("keys", "tags", "recipients")
+                if listed.get(name)
+            ],
+            "delayed": visit.table(
+                "delayed",
+                "Not yet visible, the next due first" + ("" if delayed["complete"] else "; there are more"),
+                DelayedMessage.columns("due_at", "lane", "size", "sent_at"),
+                delayed["messages"],
+            ),
             "asked": asked,
+            "is_live": not asked and not request.is_whole and not request.skip,
             "lanes": LANE_WORDS,
             "path": _path(place),
         }
+
+    def _messages(self, visit: Visit, place: dict[str, str], listed: Answer, older: Mapping[str, Any]) -> Table:
+        rows = [place | each for each in listed["messages"]]
+        return visit.table("messages", "Messages, newest first", _MESSAGES, rows, older=older)
 
     async def _dead(self, visit: Visit) -> Shown:
         place = _place(visit)
@@ -186,12 +313,12 @@ class MailboxPages:
         for each in found["messages"]:
             if "payload_start" in each:
                 each["payload_start"] = base64.b64decode(each["payload_start"]).decode(errors="replace")
+        caption = f"Dead messages, newest first (at most {DEAD_SHOWN})"
         return {
             "place": place,
             "mail_address": (await visit.run("mailbox-show", **place))["mail_address"],
             "group": group,
-            "messages": found["messages"][::-1],
-            "at_most": DEAD_SHOWN,
+            "messages": visit.table("dead", caption, _DEAD, found["messages"][::-1], empty="No dead messages."),
             "path": _path(place),
         }
 
@@ -239,13 +366,17 @@ class MailboxPages:
                     return
                 if fresh := listed["messages"]:
                     after = fresh[0]["msg_id"]
-                    shown = {"messages": fresh, "visit": visit, "place": place, "path": _path(place)}
+                    shown = {"messages": self._messages(visit, place, listed, {}), "visit": visit, "path": _path(place)}
                     yield event("messages", await self._console.render("console/messages.html", **shown), after)
                 else:
                     yield COMMENT
                 await asyncio.sleep(FOLLOW_SECONDS)
                 with suppress(TimeoutError):
                     await asyncio.wait_for(woken.wait(), WRITE_SECONDS)
+
+
+def _oldest(mailbox: Answer) -> str:
+    return f"The oldest {mailbox['counted']:,} messages by lane"
 
 
 def _place(visit: Visit) -> dict[str, str]:
@@ -257,14 +388,17 @@ def _path(place: dict[str, str]) -> str:
     return f"{HOME}/mailboxes/{place['tenant']}/{place['mail_address']}"
 
 
-PER_PAGE: Final = 50
-QUOTAS: Final = tuple(
-    (column.field, column.title.capitalize(), column.kind.name.lower())
-    for column in TenantUse.columns(
-        "mailboxes", "messages", "bytes", "rate", "sockets", "subscriptions", rate="messages a second"
-    )
+QUOTAS: Final = TenantUse.columns(
+    "mailboxes", "messages", "bytes", "rate", "sockets", "subscriptions", rate="messages a second"
 )
-"""Quotas whose use is known: the name, what it bounds, and the filter that shows it."""
+"""Quotas whose use is known."""
+_TENANTS: Final = [
+    *TenantView.columns("name", "origin"),
+    Column("users", field="users", kind=Kind.NUMBER),
+    Column("API tokens", field="tokens", kind=Kind.NUMBER),
+    *QUOTAS,
+]
+_QUOTA_TITLES: Final = [*((column.field, heading(column)) for column in QUOTAS), ("burst", "Burst (messages at once)")]
 GRACES: Final = ((0, "end at once"), (3_600_000, "1 hour"), (86_400_000, "1 day"), (604_800_000, "7 days"))
 """Milliseconds for which former secrets may stay valid, and how that reads."""
 AUDIT_FIELDS: Final = ("actor", "operation", "since", "until", "result")
@@ -274,13 +408,33 @@ REST: Final = "other"
 
 
 async def _list_tenants(visit: Visit) -> Shown:
-    asked = {"prefix": visit.text("prefix"), "after": visit.text("after")}
-    return {"asked": asked, "found": await visit.run("tenant-list", **asked, limit=PER_PAGE), "quotas": QUOTAS}
+    asked, request = {"prefix": visit.text("prefix")}, visit.table_request("tenants", max_rows=MAX_LISTED)
+    found = await visit.run("tenant-list", **asked, after=visit.text("after"), limit=request.limit)
+    rows = [_with_use(tenant) for tenant in found["tenants"]]
+    older = {"after": rows[-1]["name"] if found["more"] else None}
+    table = visit.table(request, "Tenants and their quotas", _TENANTS, rows, empty="No tenant matches.", older=older)
+    return {"asked": asked, "tenants": table, "external": found["external"]}
+
+
+def _with_use(tenant: Answer) -> Answer:
+    """Return a tenant as a row: what it takes of its quotas beside its other fields."""
+    return {**tenant, **tenant["use"]} | {name: len(tenant[name]) for name in ("users", "tokens")}
 
 
 async def _show_tenant(visit: Visit) -> Shown:
     shown = await visit.run("tenant-show", tenant=visit.text("tenant"))
-    return {"tenant": shown, "place": {"tenant": shown["name"]}, "quotas": QUOTAS, "graces": GRACES}
+    return {
+        "tenant": shown,
+        "use": _with_use(shown),
+        "place": {"tenant": shown["name"]},
+        "users": visit.table(
+            "users", "Users who may connect", TenantUserView.columns("name", "nkey", "previous_until"), shown["users"]
+        ),
+        "tokens": visit.table("tokens", "API tokens", TenantTokenView.columns("name", "expires_at"), shown["tokens"]),
+        "quotas": QUOTAS,
+        "quota_titles": _QUOTA_TITLES,
+        "graces": GRACES,
+    }
 
 
 TENANT_PAGES: Final = (
@@ -292,10 +446,18 @@ TENANT_PAGES: Final = (
 async def _show_audit(visit: Visit) -> Shown:
     asked = {name: visit.text(name) for name in AUDIT_FIELDS}
     wanted = asked | {name: _seconds(name, asked[name]) for name in ("since", "until")}
-    before = visit.number("before", 0, 0, 2**53) or None
-    found = await visit.run("audit-list", **wanted, before=before, limit=PER_PAGE)
+    request, before = visit.table_request("entries"), visit.number("before", 0, 0, 2**53) or None
+    found = await visit.run("audit-list", **wanted, before=before, limit=request.limit)
+    rows = [each | {"last_at": each["last_at"] if each["times"] > 1 else None} for each in found["entries"]]
+    older = {"before": rows[-1]["no"] if found["more"] else None}
     acts = [each.name for each in visit.operations.all() if each.is_act]
-    return {"asked": asked, "found": found, "acts": acts, "first": before is None}
+    entries = visit.table(request, "What operators did, newest first", _AUDIT, rows, empty="No entries.", older=older)
+    return {"asked": asked, "acts": acts, "entries": entries}
+
+
+_AUDIT: Final = AuditEntry.columns(
+    "at", "actor", "operation", "result", "times", "last_at", "tenant", "via", "instance", "fields"
+)
 
 
 def _seconds(name: str, text: str) -> float | None:
@@ -341,16 +503,38 @@ SETTINGS_PAGES: Final = (Page("/settings", "Settings", _show_settings, group="Se
 
 
 async def _show_cleanup(visit: Visit) -> Shown:
+    request = visit.table_request("minutes")
     before = {"before": visit.number("before", 0, 0, 2**53)} if visit.text("before") else {}
     hours = (await visit.run("cleanup-hours"))["hours"]
+    plan = await visit.run("cleanup-plan")
+    history = await visit.run("cleanup-history", limit=request.limit, **before)
+    older = {"before": history["minutes"][-1]["no"] if history["more"] else None}
+    jobs = [
+        each | {"state": each["error"] or ("ok" if each["last_at"] else None)}
+        for each in (await visit.run("job-list"))["jobs"]
+    ]
+    worked, nothing = [each for each in hours[::-1] if each["passes"]], "Nothing has been removed yet."
     return {
-        "hours": [each for each in hours[::-1] if each["passes"]],
         "series": _series(hours),
-        "history": await visit.run("cleanup-history", limit=PER_PAGE, **before),
-        "asked": before,
-        "plan": await visit.run("cleanup-plan"),
-        "jobs": (await visit.run("job-list"))["jobs"],
+        "plan": plan,
+        "findings": visit.table("findings", "Expired and not yet removed", _FINDINGS, plan["findings"]),
+        "hours": visit.table("hours", "Hours in which something was removed", _HOURS, worked, empty=nothing),
+        "minutes": visit.table(request, "Runs by the minute, newest first", _RUNS, history["minutes"], older=older),
+        "jobs": visit.table("jobs", "Jobs", _JOBS, jobs),
     }
+
+
+_FINDINGS: Final = [
+    Column("what", field="what"),
+    Column("why", field="why"),
+    Column("count", field="count", kind=Kind.NUMBER, prefix=lambda found: "≥ " if found["more"] else ""),
+]
+_HOURS: Final = CleanupSummary.columns("at", "removed", "passes", "seconds", "failed", "error", passes="runs")
+_RUNS: Final = CleanupMinute.columns("at", "removed", "passes", "seconds", "failed", "error", "instance", passes="runs")
+_JOBS: Final = [
+    *JobView.columns("job", "every_seconds", "next_at", "last_at", "took_seconds"),
+    Column("result", field="state", kind=Kind.STATE),
+]
 
 
 async def _plot_cleanup(visit: Visit) -> Shown:
@@ -380,9 +564,18 @@ CLEANUP_PAGES: Final = (
 async def _show_checks(visit: Visit) -> Shown:
     backups, check = await visit.run("backup-list"), (await visit.run("verify-state"))["task"]
     tasks = [task for task in (backups["task"], check) if task is not None]
-    return {"backups": backups, "check": check, "running": any(task["state"] == "running" for task in tasks)}
+    skipped = ((check and check["result"]) or {}).get("skipped", [])
+    return {
+        "backups": backups,
+        "files": visit.table("backups", f"In {backups['folder']}", _BACKUPS, backups["files"], empty="No backups yet."),
+        "check": check,
+        "skipped": visit.table("skipped", "Checks that could not be made", _SKIPPED, skipped),
+        "running": any(task["state"] == "running" for task in tasks),
+    }
 
 
+_BACKUPS: Final = BackupFile.columns("name", "bytes", "at")
+_SKIPPED: Final = [Column("check", field="check"), Column("reason", field="reason")]
 CHECKS_PAGES: Final = (Page("/checks", "Backups and checks", _show_checks, "Service"),)
 
 

@@ -38,7 +38,7 @@ from mediator.operate.operations import (
     or_null,
     read_text,
 )
-from mediator.operate.records import Bytes, Record, UnixSeconds, described
+from mediator.operate.records import Bytes, Column, Record, UnixSeconds, described
 from mediator.settings.settings import Settings
 from mediator.system.child_process import run_child
 
@@ -82,9 +82,9 @@ class LongTask(Record):
 class BackupFile(Record):
     """A backup in the folder of the settings."""
 
-    name: str
-    bytes: Bytes
-    at: UnixSeconds
+    name: Annotated[str, Column("file")]
+    bytes: Annotated[Bytes, Column("size")]
+    at: Annotated[UnixSeconds, Column("created")]
 
 
 class LongTasks:

@@ -41,7 +41,14 @@ from mediator.operate.operations import (
     table,
     whole,
 )
-from mediator.operate.records import PAYLOAD_START, DeadMessage, DelayedMessage, MessageSummary, MessageView
+from mediator.operate.records import (
+    PAYLOAD_START,
+    DeadMessage,
+    DelayedMessage,
+    FrequentName,
+    MessageSummary,
+    MessageView,
+)
 from mediator.store.base import Transaction
 
 MAX_LISTED = 1000
@@ -57,7 +64,7 @@ FREQUENT = 5
 _MAX_ID = 2**63 - 1
 _ANY = "any"
 
-_FREQUENT = many(object_schema(name=TEXT, messages=COUNT))
+_FREQUENT = many(FrequentName.schema())
 
 _PATH = "/mailboxes/{mail_address}/messages"
 _ONE = {**PLACE, "msg_id": whole("The number of a message.", 0, _MAX_ID)}

@@ -46,11 +46,19 @@ class Kind(Enum):
     """How a value is shown."""
 
     TEXT = auto()
+    CODE = auto()
+    STATE = auto()
+    """A word such as ``ok`` or ``failed``, which pages colour."""
     NUMBER = auto()
     SIZE = auto()
-    TIME = auto()
     RATE = auto()
+    SECONDS = auto()
+    """How long something took."""
+    TIME = auto()
     LANE = auto()
+
+
+_NUMBERS: Final = frozenset({Kind.NUMBER, Kind.SIZE, Kind.RATE, Kind.SECONDS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +68,24 @@ class Column:
     title: str = ""
     """By default the name of the field, without ``_at``."""
     absent: str = ""
-    """What commands show for null."""
+    """What is shown for null."""
     field: str = ""
     kind: Kind = Kind.TEXT
+    link: str = ""
+    """The page of the console that a value leads to, with fields of the record in braces."""
+    link_right: Right = Right.READ
+    """What that page needs; without it, a value is no link."""
+    bound: str = ""
+    """The field of the record that has the bounds of such values, by their names."""
+    prefix: Callable[[Answer], str] | None = None
+    """Returns what stands before the value of a record, such as "≤ "."""
+    right: Right = Right.READ
+    """What an actor needs to see the values."""
 
     @property
     def is_number(self) -> bool:
         """Whether its values are aligned as numbers."""
-        return self.kind in (Kind.NUMBER, Kind.SIZE, Kind.RATE)
+        return self.kind in _NUMBERS
 
     @property
     def heading(self) -> str:
@@ -90,13 +108,14 @@ def described(text: str) -> JsonSchema:
 INTERNAL: Final = object()
 """Marks a field that is in no answer."""
 
-Address = Annotated[str, JsonSchema(ADDRESS)]
+Address = Annotated[str, JsonSchema(ADDRESS), Kind.CODE]
 Lane = Annotated[lanes.Lane, Kind.LANE]
 Bytes = Annotated[int, Kind.SIZE]
 Time = Annotated[int, Kind.TIME]
 """Milliseconds since the epoch; Unix seconds in answers."""
-UnixSeconds = Annotated[float, JsonSchema(TIME)]
+UnixSeconds = Annotated[float, JsonSchema(TIME), Column(kind=Kind.TIME)]
 Rate = Annotated[float, Kind.RATE]
+Seconds = Annotated[float, Kind.SECONDS]
 Payload = Annotated[bytes, described("In base64.")]
 PAYLOAD: Final = JsonSchema({RIGHT: Right.READ_PAYLOAD.value})
 """Marks what only actors with the right ``read-payload`` see; others' answers lack it."""
@@ -166,7 +185,8 @@ def _fields(record: type[Any]) -> Mapping[str, _Field]:
             if INTERNAL not in get_args(hints[name]):
                 field = _describe(hints[name])
                 title = field.column.title or name.removesuffix("_at").replace("_", " ")
-                found[name] = replace(field, column=replace(field.column, field=name, title=title))
+                right = Right(field.schema.get(RIGHT, Right.READ))
+                found[name] = replace(field, column=replace(field.column, field=name, title=title, right=right))
         _known[record] = found
     return _known[record]
 
@@ -206,7 +226,7 @@ def _refine(field: _Field, word: Any) -> _Field:
     if isinstance(word, Kind):
         return replace(field, column=replace(field.column, kind=word))
     if isinstance(word, Column):
-        return replace(field, column=replace(word, kind=field.column.kind))
+        return replace(field, column=word if word.kind is not Kind.TEXT else replace(word, kind=field.column.kind))
     words = word.words
     return replace(field, schema=words if "type" in words else {**field.schema, **words})
 
@@ -218,7 +238,7 @@ def _refine(field: _Field, word: Any) -> _Field:
 class MailboxSummary(Record):
     """A mailbox in a list."""
 
-    mail_address: Annotated[Address, Column("address")]
+    mail_address: Annotated[Address, Column("address", link="/mailboxes/{tenant}/id:{number}")]
     tenant: str
     number: Annotated[int, described("`id:` and this number stand for its address in other requests.")]
     messages: int
@@ -232,7 +252,7 @@ class MailboxSummary(Record):
 class RankedMailbox(Record):
     """A mailbox that was compared with others."""
 
-    mail_address: Annotated[Address, Column("address")]
+    mail_address: Annotated[Address, Column("address", link="/mailboxes/{tenant}/id:{number}")]
     tenant: str
     number: int
     kind: mailbox.Kind
@@ -241,7 +261,7 @@ class RankedMailbox(Record):
     bytes: Annotated[Bytes, Column("size")]
     newest_at: Time | None
     oldest_at: Time | None
-    expire_at: Annotated[Time | None, Column("ends")]
+    expire_at: Annotated[Time | None, Column("expires", absent="never")]
     rate: Annotated[Rate | None, Column("in/s"), described("Messages a second that came lately; null: not known yet.")]
 
 
@@ -252,7 +272,7 @@ class LaneView(Record):
     lane: Lane
     messages: int
     oldest_id: int | None
-    oldest_at: Annotated[Time | None, Column("since")]
+    oldest_at: Annotated[Time | None, Column("oldest")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,15 +293,19 @@ class DelayedUsage(Record):
     """None also when too much is delayed to look at."""
 
 
+def _at_most(group: Answer) -> str:
+    return "" if group["exact"] else "≤ "
+
+
 @dataclass(frozen=True, slots=True)
 class GroupView(Record):
     """One consumer group: how many messages are in which state for it."""
 
     name: Annotated[str, Column("group")]
     settled: Annotated[Mapping[str, int], JsonSchema(table({"type": "integer"})), Column("position")]
-    waiting: int
+    waiting: Annotated[int, Column("lag", prefix=_at_most)]
     """Never delivered to it."""
-    open: Annotated[int, Column("unacknowledged")]
+    open: Annotated[int, Column("unacknowledged", prefix=_at_most)]
     """Delivered without a lease and not acknowledged: each FETCH returns them again."""
     exact: bool
     """Whether ``waiting`` and ``open`` are exact; otherwise they are upper bounds."""
@@ -289,13 +313,19 @@ class GroupView(Record):
     """In the hands of workers now."""
     delayed: int
     """Given back with a delay that is not over."""
-    due: Annotated[int, Column("due again")]
+    due: Annotated[int, Column("to redeliver")]
     """Leased once, and to be delivered again."""
-    dead: int
+    dead: Annotated[
+        int,
+        Column(
+            link="/mailboxes/{tenant}/{mail_address}/dead/{name}",
+            prefix=lambda group: "≥ " if group["dead_more"] else "",
+        ),
+    ]
     dead_more: bool
-    next_lease_end: Annotated[Time | None, Column("lease ends")]
+    next_lease_end: Annotated[Time | None, Column("next lease ends")]
     next_delay_end: Time | None
-    max_deliver: int | None
+    max_deliver: Annotated[int | None, Column("max deliveries", absent="no limit")]
     waiting_since: Annotated[int | None, INTERNAL]
 
     @property
@@ -336,12 +366,19 @@ class MailboxView(MailboxSummary):
 class MessageSummary(Record):
     """A message without its payload."""
 
-    msg_id: int
+    msg_id: Annotated[
+        int,
+        Column(
+            "message",
+            link="/mailboxes/{tenant}/{mail_address}/messages/{msg_id}",
+            link_right=Right.READ_PAYLOAD,
+        ),
+    ]
     lane: Lane
-    created_at: Time
+    created_at: Annotated[Time, Column("received")]
     sent_at: Time
-    expire_at: Time | None
-    size: Annotated[int, described("Bytes with all that travels with the payload.")]
+    expire_at: Annotated[Time | None, Column("expires", absent="never")]
+    size: Annotated[Bytes, described("Bytes with all that travels with the payload.")]
     key: Annotated[str | None, PAYLOAD]
     tags: Annotated[Sequence[str], PAYLOAD]
     recipient: Annotated[str | None, PAYLOAD]
@@ -363,8 +400,16 @@ class DelayedMessage(Record):
 
     due_at: Time
     lane: Lane
-    size: int
+    size: Bytes
     sent_at: Time
+
+
+@dataclass(frozen=True, slots=True)
+class FrequentName(Record):
+    """A key, tag or recipient, and how many messages have it."""
+
+    name: Annotated[str, Kind.CODE]
+    messages: int
 
 
 PAYLOAD_START: Final = 200
@@ -374,13 +419,13 @@ PAYLOAD_START: Final = 200
 class DeadMessage(Record):
     """A message that was delivered as often as it may be."""
 
-    msg_id: Annotated[int, Column("id")]
+    msg_id: Annotated[int, Column("message")]
     lane: Lane
-    created_at: Time
+    created_at: Annotated[Time, Column("received")]
     deliveries: int
-    size: int
+    size: Bytes
     payload_start: Annotated[
-        bytes, described(f"The first {PAYLOAD_START} bytes in base64."), PAYLOAD, Column("payload")
+        bytes, described(f"The first {PAYLOAD_START} bytes in base64."), PAYLOAD, Column("payload", kind=Kind.CODE)
     ]
 
 
@@ -391,29 +436,33 @@ class DeadMessage(Record):
 class TenantUserView(Record):
     """A user who may connect."""
 
-    name: str
-    nkey: str | None
-    previous_until: Time | None
+    name: Annotated[str, Column("user")]
+    nkey: Annotated[str | None, Column("signs in with", absent="a password", kind=Kind.CODE)]
+    previous_until: Annotated[Time | None, Column("former password valid until")]
 
 
 @dataclass(frozen=True, slots=True)
 class TenantTokenView(Record):
     """An API token; one of the settings has no name."""
 
-    name: str | None
-    expires_at: Time | None
+    name: Annotated[str | None, Column("name", absent="(without a name, in the settings)")]
+    expires_at: Annotated[Time | None, Column("expires", absent="never")]
 
 
 @dataclass(frozen=True, slots=True)
 class TenantUse(Record):
     """What a tenant takes of its quotas."""
 
-    mailboxes: int
-    messages: int
-    bytes: Bytes
-    sockets: int
-    subscriptions: int
-    rate: Annotated[Rate | None, described("Messages a second lately; null: not limited, or not known yet.")]
+    mailboxes: Annotated[int, Column(bound="quotas")]
+    messages: Annotated[int, Column(bound="quotas")]
+    bytes: Annotated[Bytes, Column(bound="quotas")]
+    sockets: Annotated[int, Column(bound="quotas")]
+    subscriptions: Annotated[int, Column(bound="quotas")]
+    rate: Annotated[
+        Rate | None,
+        described("Messages a second lately; null: not limited, or not known yet."),
+        Column(bound="quotas"),
+    ]
 
 
 QUOTA_SCHEMA: Final[Schema] = {"type": "object", "properties": {quota: or_null(COUNT) for quota in QUOTAS}}
@@ -423,8 +472,10 @@ QUOTA_SCHEMA: Final[Schema] = {"type": "object", "properties": {quota: or_null(C
 class TenantView(Record):
     """A tenant with its quotas and use."""
 
-    name: Annotated[str, Column("tenant")]
-    origin: Annotated[str, described("`settings`, `database`, or `removed` while mail of it is left."), Column("from")]
+    name: Annotated[str, Column("tenant", link="/tenants/{name}")]
+    origin: Annotated[
+        str, described("`settings`, `database`, or `removed` while mail of it is left."), Column("source")
+    ]
     users: Sequence[TenantUserView]
     tokens: Sequence[TenantTokenView]
     accounts: Sequence[str]
@@ -447,11 +498,11 @@ class AuditEntry(Record):
     no: int
     at: Annotated[Time, Column("time")]
     instance: str
-    actor: str
+    actor: Annotated[str, Column("operator")]
     via: str
     operation: str
     tenant: str
-    fields: Annotated[Mapping[str, Any], Column("about")]
-    result: Annotated[str, described("`ok`, or the code of the error.")]
+    fields: Annotated[Mapping[str, Any], Column("details")]
+    result: Annotated[str, described("`ok`, or the code of the error."), Column(kind=Kind.STATE)]
     times: Annotated[int, described("How often; what was refused or failed is counted in one entry a day.")]
-    last_at: Annotated[Time, described("When it was repeated last, in Unix seconds.")]
+    last_at: Annotated[Time, described("When it was repeated last, in Unix seconds."), Column("repeated")]

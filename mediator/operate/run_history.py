@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from mediator.broker import Broker, wall_clock
 from mediator.errors import BadRequestError, NoSuchRunError
@@ -25,7 +25,7 @@ from mediator.operate.operations import (
     read_text,
     table,
 )
-from mediator.operate.records import Record, Time
+from mediator.operate.records import Column, Kind, Record, Time
 from mediator.operate.runs import (
     KEPT,
     MAX_ARGUMENTS,
@@ -107,14 +107,14 @@ def mark_killed(runs: Sequence[Run], instance: str) -> list[Run]:
 class RunView(Record):
     """A run of the pipeline."""
 
-    run: int
-    command: str
+    run: Annotated[int, Column(link="/pipeline/runs/{run}")]
+    command: Annotated[str, Kind.CODE]
     arguments: Sequence[str]
     instance: str
     started_at: Time
     ended_at: Time | None
-    outcome: Outcome
-    numbers: Mapping[str, float]
+    outcome: Annotated[Outcome, Column("state", kind=Kind.STATE)]
+    numbers: Annotated[Mapping[str, float], Column("counted")]
     error: str
 
 

@@ -3,11 +3,11 @@
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Annotated, Any
 
 import structlog
 from apscheduler.job import Job
@@ -32,7 +32,6 @@ from mediator.operate.operations import (
     OperationRequest,
     Operations,
     Right,
-    Schema,
     limit,
     many,
     object_schema,
@@ -43,7 +42,7 @@ from mediator.operate.operations import (
     table,
     whole,
 )
-from mediator.operate.records import Record, UnixSeconds
+from mediator.operate.records import Column, Kind, Record, Seconds, Time, UnixSeconds
 from mediator.settings.sections import CleanupSettings
 from mediator.store.base import Transaction
 from mediator.store.writer import Committed
@@ -65,13 +64,6 @@ Work = Callable[[], Awaitable[None]]
 
 _log = structlog.get_logger("scheduler")
 
-_ABOUT: dict[str, Schema] = {
-    "passes": COUNT,
-    "seconds": {"type": "number"},
-    "removed": table(COUNT),
-    "failed": COUNT,
-    "error": TEXT,
-}
 SLICE_SECONDS = 0.0015
 """Target duration of a slice's transaction until it is on disk; senders wait that long behind it."""
 LULL_SECONDS = 0.02
@@ -127,10 +119,10 @@ class JobView(Record):
     """A periodic job, and how its last run went."""
 
     job: str
-    every_seconds: int
-    next_at: UnixSeconds | None
-    last_at: UnixSeconds | None
-    took_seconds: float
+    every_seconds: Annotated[int, Column("interval", kind=Kind.SECONDS)]
+    next_at: Annotated[UnixSeconds | None, Column("next run")]
+    last_at: Annotated[UnixSeconds | None, Column("last run")]
+    took_seconds: Annotated[Seconds, Column("took")]
     error: str
 
 
@@ -328,6 +320,26 @@ class Scheduler:
         return {"jobs": [state.view().to_json() for state in self._states]}
 
 
+@dataclass(frozen=True, slots=True)
+class CleanupSummary(Record):
+    """What passes of the clean-up removed within a time."""
+
+    at: Annotated[Time, Column("began")]
+    passes: int
+    seconds: Annotated[Seconds, Column("took")]
+    removed: Annotated[Mapping[str, int], Column(absent="nothing")]
+    failed: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class CleanupMinute(CleanupSummary):
+    """What passes of one instance removed that began within the same minute."""
+
+    no: int
+    instance: str
+
+
 class CleanupHistoryOperations:
     """The operations ``cleanup-history`` and ``cleanup-hours``. Times in answers are Unix seconds."""
 
@@ -338,7 +350,7 @@ class CleanupHistoryOperations:
         "cleanup-history",
         Right.READ,
         "What passes of the clean-up removed, by instance and minute, the newest first",
-        object_schema(minutes=many(object_schema(no=COUNT, instance=TEXT, at=TIME, **_ABOUT)), more=FLAG),
+        object_schema(minutes=many(CleanupMinute.schema()), more=FLAG),
         fields={
             "before": or_null(whole("Minutes older than this one.", 0, 2**63 - 1)),
             "limit": limit(MAX_LISTED),
@@ -351,14 +363,14 @@ class CleanupHistoryOperations:
             read_optional_number(request, "before", 0, 2**63 - 1),
         )
         found = await self._newest(before, limit + 1)
-        minutes = [{"no": no, "instance": one.instance, **_described(one)} for no, one in found[:limit]]
+        minutes = [CleanupMinute(*_summary(one), no, one.instance).to_json() for no, one in found[:limit]]
         return {"minutes": minutes, "more": len(found) > limit}
 
     @operation(
         "cleanup-hours",
         Right.READ,
         "What the clean-up of all instances removed in each of the last hours, the oldest first",
-        object_schema(hours=many(object_schema(at=TIME, **_ABOUT))),
+        object_schema(hours=many(CleanupSummary.schema())),
         fields={"hours": whole("How many hours, this one among them.", 1, MAX_HOURS, default=48)},
         path="/cleanup/hours",
     )
@@ -383,18 +395,11 @@ def _by_hour(passes: Iterable[CleanupPasses], first: int, last: int) -> list[Ans
         if hour in hours:
             known = hours[hour]
             hours[hour] = replace(known.merged(one), error=known.error or one.error)
-    return [_described(one) for one in hours.values()]
+    return [CleanupSummary(*_summary(one)).to_json() for one in hours.values()]
 
 
-def _described(one: CleanupPasses) -> Answer:
-    return {
-        "at": one.started_at / 1000,
-        "passes": one.passes,
-        "seconds": one.took / 1000,
-        "removed": dict(one.removed),
-        "failed": one.failed,
-        "error": one.error,
-    }
+def _summary(one: CleanupPasses) -> tuple[int, int, float, Mapping[str, int], int, str]:
+    return one.started_at, one.passes, one.took / 1000, one.removed, one.failed, one.error
 
 
 class Releaser:

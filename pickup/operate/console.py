@@ -8,20 +8,65 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from mediator.console.console import HOME, Console
+from mediator.console.console import Console
 from mediator.console.pages import Page, Shown, Visit
+from mediator.console.tables import HOME, MAX_ROWS
 from mediator.errors import NoSuchMailboxError
 from mediator.mailboxes.address import DEFAULT_TENANT, NUMBERED
-from mediator.operate.operations import Right
+from mediator.operate.operations import Answer, Right
+from mediator.operate.records import Column, Kind, LaneView
 from pickup import qr
-from pickup.live_sessions import MAX_SESSIONS
-from pickup.operate.connections import LOOKED_AT, MAX_NUMBER, ORDERS, SHOWN_HOURS
-from pickup.rules.connecting import MAX_INVITATIONS
-from pickup.rules.granting import MAX_RULES
+from pickup.operate.connections import LOOKED_AT, MAX_LISTED, MAX_NUMBER, SHOWN_HOURS
+from pickup.operate.records import (
+    AccessRuleView,
+    ListedInvitation,
+    LiveSessionView,
+    RankedConnection,
+    RouteView,
+    TrafficOfHour,
+)
 from pickup.rules.records import TRAFFIC, Verdict
 
 GROUP: Final = "DIDComm"
-PER_PAGE: Final = 50
+_ORDERS: Final = {
+    "-created_at": "newest",
+    "-messages": "depth",
+    "-bytes": "size",
+    "oldest_at": "age",
+    "seen_at": "idle",
+}
+_MESSAGES: Final = Column("messages", field="messages", kind=Kind.NUMBER)
+_DELIVERY: Final = Column("delivery", field="delivery")
+_CONNECTIONS: Final = [
+    *RankedConnection.columns("connection", "label", "didcomm", "messages", "bytes", "oldest_at"),
+    _DELIVERY,
+    *RankedConnection.columns("keys", "seen_at", "client", "pickup", "created_at"),
+]
+_QUEUES: Final = [
+    *RankedConnection.columns("connection", "label", "oldest_at", "messages", "bytes"),
+    _DELIVERY,
+    *RankedConnection.columns("seen_at"),
+]
+_TRAFFIC: Final = [
+    Column("event", field="event"),
+    _MESSAGES,
+    Column("size", field="bytes", kind=Kind.SIZE),
+]
+_SHARES: Final = {
+    "seen": "Last seen within",
+    "created": "Created within",
+    "queues": "Waiting messages",
+    "didcomm": "DIDComm version",
+    "pickup": "Pickup version",
+    "transport": "Last transport",
+}
+_STEPS: Final = [
+    Column("step", field="step"),
+    Column("state", field="state", kind=Kind.STATE),
+    Column("result", field="what", kind=Kind.CODE),
+    Column("took", field="seconds", kind=Kind.SECONDS),
+]
+_SERVERS: Final = [Column("server", field="server", kind=Kind.CODE), _MESSAGES]
 _HOUR: Final = 3600
 
 
@@ -54,19 +99,48 @@ def _tenant(visit: Visit) -> dict[str, str]:
 
 
 async def _list_connections(visit: Visit) -> Shown:
-    asked = {**_tenant(visit), "text": visit.text("text"), "order": visit.text("order", ORDERS[0])}
-    skip = visit.number("skip", 0, 0, LOOKED_AT)
-    found = await visit.run("connections-rank", **asked, skip=skip, limit=PER_PAGE)
-    return {"asked": asked, "found": found, "skip": skip, "per_page": PER_PAGE, "looked_at": LOOKED_AT}
+    asked = {**_tenant(visit), "text": visit.text("text")}
+    request = visit.table_request("connections", _ORDERS, MAX_LISTED)
+    found = await visit.run("connections-rank", **asked, order=request.order, **request.window)
+    empty = "No connection matches." if asked["text"] else "No wallet has connected yet. Invite one: mediator invite"
+    rows = [_with_delivery(asked["tenant"], each) for each in found["connections"]]
+    caption, total = f"Connections of tenant {asked['tenant']}", found["found"]
+    table = visit.table(request, caption, _CONNECTIONS, rows, empty=empty, total=total)
+    return {"asked": asked, "found": found, "connections": table, "looked_at": LOOKED_AT}
+
+
+def _with_delivery(tenant: str, connection: Answer) -> Answer:
+    """Return a connection as a row, with how mail gets to the wallet."""
+    if connection["mail_address"] is None:
+        delivery = "no mediation"
+    else:
+        delivery = "live" if connection["live"] else "its endpoint" if connection["relayed"] else "pickup"
+    return {**connection, "tenant": tenant, "delivery": delivery}
 
 
 async def _show_connection(visit: Visit) -> Shown:
     place: dict[str, Any] = {**_tenant(visit), "connection": visit.number("connection", 0, 0, MAX_NUMBER)}
     shown = await visit.run("connections-show", **place)
+    mailbox = await _find_mailbox(visit, place["tenant"], shown["mailbox_number"])
+    traffic = [
+        {"event": name, "messages": shown[name], "bytes": shown[f"{name}_bytes"]}
+        for name in ("queued", "delivered", "acknowledged")
+    ]
+    keys, listed = shown["keys"], len(shown["routes"])
+    caption = f"{keys:,} keys" + (f", the first {listed:,} of them" if keys > listed else "")
     return {
         "place": place,
-        "shown": shown,
-        "mailbox": await _find_mailbox(visit, place["tenant"], shown["mailbox_number"]),
+        "shown": _with_delivery(place["tenant"], shown),
+        "mailbox": mailbox,
+        "lanes": mailbox
+        and visit.table(
+            "lanes",
+            f"The oldest {mailbox['counted']:,} messages by lane",
+            LaneView.columns("lane", "messages", "oldest_at"),
+            mailbox["lanes"],
+        ),
+        "traffic": visit.table("traffic", "Since it connected", _TRAFFIC, traffic),
+        "routes": visit.table("routes", caption, RouteView.columns("key", "created_at", "used_at"), shown["routes"]),
         "path": f"{HOME}/connections/{place['tenant']}/{place['connection']}",
     }
 
@@ -82,9 +156,19 @@ async def _find_mailbox(visit: Visit, tenant: str, number: int | None) -> Any:
 
 
 async def _list_invitations(visit: Visit) -> Shown:
-    asked, skip = _tenant(visit), visit.number("skip", 0, 0, MAX_INVITATIONS)
-    found = await visit.run("invitations-list", **asked, skip=skip, limit=PER_PAGE)
-    return {"asked": asked, "found": found, "skip": skip, "per_page": PER_PAGE}
+    asked, request = _tenant(visit), visit.table_request("invitations")
+    found = await visit.run("invitations-list", **asked, **request.window)
+    rows = [{**each, "state": "open" if each["open"] else "closed"} for each in found["invitations"]]
+    caption = f"Invitations of tenant {asked['tenant']}, newest first"
+    table = visit.table(request, caption, _INVITATIONS, rows, empty="No invitations yet.", total=found["total"])
+    return {"asked": asked, "invitations": table}
+
+
+_INVITATIONS: Final = [
+    *ListedInvitation.columns("id", "label"),
+    Column("state", field="state", kind=Kind.STATE),
+    *ListedInvitation.columns("uses", "max_uses", "created_at", "expire_at"),
+]
 
 
 async def _show_invitation(visit: Visit) -> Shown:
@@ -95,39 +179,90 @@ async def _show_invitation(visit: Visit) -> Shown:
 
 
 async def _show_tries(visit: Visit) -> Shown:
-    return {"tries": (await visit.run("didcomm-tries"))["tries"]}
+    tries = (await visit.run("didcomm-tries"))["tries"]
+    tables = [
+        visit.table(
+            f"steps-{number}",
+            f"Steps as tenant {each['tenant']}",
+            _STEPS,
+            [
+                step | {"state": "done" if step["ok"] else "failed", "seconds": step["ms"] / 1000}
+                for step in each["steps"]
+            ],
+        )
+        for number, each in enumerate(tries, 1)
+    ]
+    return {"tries": tries, "tables": tables}
 
 
 async def _show_lists(visit: Visit) -> Shown:
-    asked = {"list": visit.text("list", Verdict.DENY), "text": visit.text("text")}
-    skip = visit.number("skip", 0, 0, MAX_RULES)
-    found = await visit.run("access-list", **asked, skip=skip, limit=PER_PAGE)
-    return {"asked": asked, "found": found, "skip": skip, "per_page": PER_PAGE, "lists": list(Verdict)}
+    asked, request = (
+        {"list": visit.text("list", Verdict.DENY), "text": visit.text("text")},
+        visit.table_request("names"),
+    )
+    found = await visit.run("access-list", **asked, **request.window)
+    caption, columns = f"The {asked['list']} list, oldest first", AccessRuleView.columns("name", "created_at", "note")
+    table = visit.table(request, caption, columns, found["names"], empty="No entries.", total=found["total"])
+    return {"asked": asked, "names": table, "lists": list(Verdict)}
 
 
 async def _list_sessions(visit: Visit) -> Shown:
-    asked, skip = {"tenant": visit.text("tenant")}, visit.number("skip", 0, 0, MAX_SESSIONS)
-    found = await visit.run("live-sessions", **asked, skip=skip, limit=PER_PAGE)
-    return {"asked": asked, "found": found, "skip": skip, "per_page": PER_PAGE}
+    asked, request = {"tenant": visit.text("tenant")}, visit.table_request("sessions", max_rows=MAX_LISTED)
+    found = await visit.run("live-sessions", **asked, **request.window)
+    columns = LiveSessionView.columns("connection", "label", "tenant", "since", "mode", "pushed", "client")
+    rows, empty = found["sessions"], "No live sessions."
+    table = visit.table(request, "Live sessions, newest first", columns, rows, empty=empty, total=found["total"])
+    return {"asked": asked, "sessions": table}
 
 
 async def _show_queues(visit: Visit) -> Shown:
-    asked, skip = _tenant(visit), visit.number("skip", 0, 0, LOOKED_AT)
-    found = await visit.run("connections-rank", **asked, order="age", waiting=True, skip=skip, limit=PER_PAGE)
-    outbound = await visit.run("didcomm-outbound", limit=PER_PAGE)
+    asked, request = _tenant(visit), visit.table_request("queues", {"oldest_at": "age", **_ORDERS}, MAX_LISTED)
+    found = await visit.run("connections-rank", **asked, order=request.order, waiting=True, **request.window)
+    outbound = await visit.run("didcomm-outbound", limit=MAX_ROWS)
+    rows = [_with_delivery(asked["tenant"], each) for each in found["connections"]]
+    caption, total = f"Waiting for wallets of tenant {asked['tenant']}", found["found"]
     return {
         "asked": asked,
         "found": found,
-        "skip": skip,
-        "per_page": PER_PAGE,
+        "queues": visit.table(request, caption, _QUEUES, rows, empty="No mail is waiting.", total=total),
         "looked_at": LOOKED_AT,
         "outbound": outbound,
+        "servers": visit.table("servers", "Answers waiting for each server", _SERVERS, outbound["servers"]),
     }
 
 
 async def _show_statistics(visit: Visit) -> Shown:
     asked = _tenant(visit)
-    return {"asked": asked, "stats": await visit.run("didcomm-stats", **asked)}
+    stats = await visit.run("didcomm-stats", **asked)
+    shares = [
+        visit.table(f"by-{name}", title, _columns(title), _shares(stats[name], stats["counted"]))
+        for name, title in _SHARES.items()
+    ]
+    caption = "Of all tenants and instances, without hours in which nothing happened"
+    return {
+        "asked": asked,
+        "stats": stats,
+        "shares": shares,
+        "hours": visit.table("hours", caption, _HOURS, stats["hours"][::-1], empty="No mail in the last 24 hours."),
+    }
+
+
+_HOURS: Final = TrafficOfHour.columns("began_at", *TRAFFIC)
+
+
+def _columns(title: str) -> list[Column]:
+    return [
+        Column(title, field="value"),
+        Column("connections", field="connections", kind=Kind.NUMBER),
+        Column("share in %", field="share", kind=Kind.NUMBER),
+    ]
+
+
+def _shares(counts: dict[str, int], total: int) -> list[Answer]:
+    return [
+        {"value": value, "connections": count, "share": 100 * count / total if total else 0}
+        for value, count in counts.items()
+    ]
 
 
 async def _send_hours(visit: Visit) -> Shown:

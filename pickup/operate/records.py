@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from mediator.operate.operations import INVITATION, Schema
-from mediator.operate.records import Address, Bytes, Column, JsonSchema, Record, Time, described
+from mediator.operate.operations import INVITATION, Right, Schema
+from mediator.operate.records import Address, Bytes, Column, JsonSchema, Kind, Record, Time, described
 from pickup.rules.records import Generation, Policy, Verdict
 
 VERDICT: Schema = {"type": "string", "enum": [verdict.value for verdict in Verdict], "description": "Which list."}
@@ -15,7 +15,7 @@ VERDICT: Schema = {"type": "string", "enum": [verdict.value for verdict in Verdi
 class RouteView(Record):
     """A key, and the mailbox it leads to."""
 
-    key: str
+    key: Annotated[str, Column("recipient", kind=Kind.CODE)]
     mail_address: Annotated[Address, Column("address")]
     created_at: Annotated[Time, Column("registered")]
     used_at: Annotated[Time, Column("last used")]
@@ -25,15 +25,15 @@ class RouteView(Record):
 class ConnectionSummary(Record):
     """A connection in a list."""
 
-    connection: Annotated[int, Column("no")]
+    connection: Annotated[int, Column(link="/connections/{tenant}/{connection}")]
     label: str | None
-    didcomm: Generation
+    didcomm: Annotated[Generation, Column("DIDComm")]
     created_at: Time
     seen_at: Annotated[Time, Column("last seen")]
     keys: int
     mail_address: Annotated[Address | None, Column("delivery")]
     mailbox_number: Annotated[int | None, described("`id:` and this number stand for the address in other requests.")]
-    messages: int
+    messages: Annotated[int, Column("waiting")]
     bytes: Annotated[Bytes, Column("size")]
     live: bool
     relayed: bool
@@ -52,7 +52,7 @@ class ConnectionSummary(Record):
 class RankedConnection(ConnectionSummary):
     """A connection that was compared with others."""
 
-    oldest_at: Time | None
+    oldest_at: Annotated[Time | None, Column("oldest message")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +79,9 @@ class TrafficOfHour(Record):
     queued: int
     queued_bytes: Annotated[Bytes, Column("queued size")]
     delivered: int
-    delivered_bytes: Bytes
+    delivered_bytes: Annotated[Bytes, Column("delivered size")]
     acknowledged: int
-    acknowledged_bytes: Bytes
+    acknowledged_bytes: Annotated[Bytes, Column("acknowledged size")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class LiveSessionView(Record):
     """A wallet that gets its mail pushed."""
 
     tenant: str
-    connection: int
+    connection: Annotated[int, Column(link="/connections/{tenant}/{connection}")]
     label: str
     since: Time
     mode: Annotated[str, described("live, or implicit: bare envelopes (RFC 0212).")]
@@ -101,12 +101,16 @@ class LiveSessionView(Record):
 class InvitationView(Record):
     """An invitation."""
 
-    id: Annotated[str, JsonSchema(INVITATION)]
+    id: Annotated[
+        str,
+        JsonSchema(INVITATION),
+        Column("invitation", kind=Kind.CODE, link="/invitations/{tenant}/{id}", link_right=Right.OPERATE),
+    ]
     tenant: str
     label: str | None
     created_at: Time
     expire_at: Annotated[Time | None, Column("expires", absent="never")]
-    max_uses: Annotated[int | None, Column("of")]
+    max_uses: Annotated[int | None, Column("of", absent="no limit")]
     uses: Annotated[int, Column("used")]
 
 
@@ -122,6 +126,6 @@ class AccessRuleView(Record):
     """A name on the allow or the deny list."""
 
     list: Annotated[Verdict, JsonSchema(VERDICT)]
-    name: str
-    note: str
-    created_at: Annotated[Time, Column("since")]
+    name: Annotated[str, Kind.CODE]
+    note: Annotated[str, Column("reason")]
+    created_at: Annotated[Time, Column("added")]

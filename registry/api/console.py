@@ -6,17 +6,26 @@ from urllib.parse import urlencode
 
 import orjson
 
-from mediator.console.console import HOME, Console
+from mediator.console.console import Console
 from mediator.console.pages import Page, Shown, Visit
+from mediator.console.tables import HOME
 from mediator.errors import BadRequestError
 from mediator.mailboxes.address import DEFAULT_TENANT
 from mediator.operate.operations import Answer
+from mediator.operate.records import Column
 from registry.cards.card import Card, read_card
 from registry.records import State
 
 PER_PAGE: Final = 20
 MEANING, WORDS = "meaning", "words"
 _SEARCHES: Final = {MEANING: "semantic", WORDS: "text"}
+_SKILLS: Final = [
+    Column("skill", field="name"),
+    Column("ID", field="id"),
+    Column("description", field="description"),
+    Column("tags", field="tags"),
+    Column("examples", field="examples"),
+]
 _MAX_SKIP: Final = 10**6
 
 
@@ -77,10 +86,13 @@ async def _page(visit: Visit, wanted: dict[str, Any]) -> tuple[int, Answer, bool
 async def _show(visit: Visit) -> Shown:
     place = {"tenant": visit.text("tenant"), "mailbox": visit.text("mailbox")}
     agent = await visit.run("agent-show", **place)
+    card = _read(agent["card"])
+    skills = [{column.field: getattr(skill, column.field) for column in _SKILLS} for skill in card.skills]
     return {
         "place": place,
         "agent": agent,
-        "card": _read(agent["card"]),
+        "card": card,
+        "skills": visit.table("skills", "Skills", _SKILLS, skills, empty="Its card names no skills."),
         "pretty": _indented(agent["card"]),
         "report": None if agent["status"] is None else _indented(agent["status"]),
         "path": f"{HOME}/agents/{place['tenant']}/{place['mailbox']}",

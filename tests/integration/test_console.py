@@ -129,7 +129,7 @@ async def test_a_message_is_deleted_from_its_mailbox(site: ConsoleSite) -> None:
     form = {"tenant": "default", "mail_address": "task", "msg_id": "0"}
     for path in (BOX, f"{BOX}/messages/0"):
         page = await site.read(path)
-        assert "It is removed for all groups, for ever." in page
+        assert "It is removed for all groups. This cannot be undone." in page
         assert all(f'name="{name}" value="{value}"' in page for name, value in form.items())
     page = await follow(site, await site.act("message-delete", **form, back=BOX, done="Message $msg_id is gone."))
     assert "Message 0 is gone." in page
@@ -220,7 +220,7 @@ async def test_mailboxes_are_ranked(site: ConsoleSite) -> None:
         found = await run(site, "mailbox-rank", prefix="a.", order=order)
         assert [each["mail_address"] for each in found["mailboxes"]] == addresses
         assert (found["looked_at"], found["complete"]) == (2, True)
-    page = await site.read("/console/mailboxes?order=age")
+    page = await site.read("/console/mailboxes?mailboxes.sort=oldest_at")
     assert page.index("a.one") < page.index("a.three") < page.index("b.two")
     found = await run(site, "mailbox-rank", order="depth", skip=1, limit=1)
     assert [each["mail_address"] for each in found["mailboxes"]] == ["b.two"]
@@ -280,7 +280,7 @@ async def test_the_page_of_the_clean_up_tells_what_went(site: ConsoleSite) -> No
     await site.core.create()
     await site.core.send(ttl=1000)
     site.core.clock.ahead = 60_000
-    await until(lambda: shows(site, "/console/cleanup", "1 messages"), what="the clean-up is told of")
+    await until(lambda: shows(site, "/console/cleanup", "messages 1"), what="the clean-up is told of")
     plot = await (await site.get("/console/cleanup.json")).json()
     assert sum(plot["columns"]["messages"]) == 1
     assert len(plot["columns"]["seconds"]) == plot["kept"] == 48
@@ -309,8 +309,6 @@ async def test_the_pages_of_the_pipeline_show_runs_and_the_report(tmp_path: Path
             text = await site.read(path)
             assert "no room" in text
             assert "events" in text
-        assert "1 of them" not in await site.read("/console/pipeline")
-        assert ", 1 of them" in await site.read("/console/pipeline?limit=1")
         await run(site, "pipeline-state")
         await run(site, "run-show", run=no)
         report.write_text(f"<p>{ADDRESSES}")

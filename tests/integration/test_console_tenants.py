@@ -50,7 +50,7 @@ async def test_secrets_are_on_the_page_of_who_asked_and_nowhere_else(site: Conso
     made += await secrets(await site.act("tenant-rotate", tenant="acme", tokens="shop", grace_ms="0", back=ACME))
     assert len(set(made)) == 6
     pages = [await site.read(path) for path in (ACME, "/console/tenants")]
-    assert "the former one ends" in pages[0]
+    assert "Former password valid until" in pages[0]
     kept = "".join(pages).encode() + await asyncio.to_thread(everything_below, tmp_path)
     assert not [secret for secret in made if secret.encode() in kept]
 

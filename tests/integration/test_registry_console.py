@@ -87,17 +87,17 @@ async def test_an_agent_is_shown_and_removed_under_either_address(service: App, 
         assert (shown["embedding"], shown["vectors"]) == ("off", 0)
         page = await read(service, f"/agents/default/{address}", "read-payload")
         assert f'href="/console/mailboxes/default/id:{shown["mailbox_number"]}">{own}</a>' in page
-        for text in ("&lt;b&gt;Translate", "&lt;u&gt;", "What is wrong with its card", "Byte for byte", "alive"):
+        for text in ("&lt;b&gt;Translate", "&lt;u&gt;", "Problems of its card", "As it was sent", "alive"):
             assert text in page, text
         assert "agent-unregister" not in page
     page = await read(service, f"/agents/default/id:{shown['number']}", "read")
     assert f'href="/console/mailboxes/default/id:{shown["mailbox_number"]}">{redact(own)}</a>' in page
-    for secret in (own, to, "Byte for byte"):
+    for secret in (own, to, "As it was sent"):
         assert secret not in page
     page = await read(service, "/agents", "read")
     assert redact(to) in page
     assert to not in page
-    assert "of which no mailbox lives here" in await read(service, "/agents/default/elsewhere")
+    assert "which does not exist here" in await read(service, "/agents/default/elsewhere")
     assert "agent-unregister" in await read(service, f"/agents/default/{to}", "operate")
     headers = {"Authorization": f"Bearer {token('operate')}"}
     fields = {"mailbox": to, "done": "Agent $mailbox is gone."}

@@ -89,8 +89,8 @@ async def test_dead_messages_are_dropped_by_keyboard(tab: Tab, service: Service)
     await tab.press("Tab", 9)
     assert await tab.evaluate("document.activeElement.innerText") == "Drop all"
     await tab.press(*ENTER)
-    await until(lambda: shows(tab, "dropped."), what="the page says what was done")
-    assert await shows(tab, "There is none.")
+    await until(lambda: shows(tab, "Messages dropped:"), what="the page says what was done")
+    assert await shows(tab, "No dead messages.")
     assert tab.complaints == []
 
 
@@ -109,18 +109,18 @@ async def test_a_search_leads_to_a_mailbox_and_a_message_is_sent(tab: Tab, servi
     await tab.evaluate("document.querySelector('#prefix').focus()")
     await tab.call("Input.insertText", text="orders.")
     await until(lambda: finds(tab, ["orders.eu", "orders.us"]), what="the search found two")
-    assert await tab.evaluate("location.search") == "?prefix=orders.&tenant=&order=depth"
-    await tab.evaluate("document.querySelector('#found th a').click()")
+    assert await tab.evaluate("location.search") == "?prefix=orders.&tenant=&mailboxes.sort=-messages"
+    await tab.evaluate("document.querySelector('#found tbody th a').click()")
     await until(lambda: shows(tab, "Mailbox of tenant default"), what="the mailbox is shown")
     await tab.evaluate("document.querySelector('#payload').value = 'from the console'")
     await tab.evaluate("document.querySelector('#payload').form.requestSubmit()")
-    await until(lambda: shows(tab, "Sent as number"), what="it is sent")
+    await until(lambda: shows(tab, "Sent as message"), what="it is sent")
     number = (await tab.evaluate(NUMBERS))[0]
     await tab.show(f"{origin(service)}{BOX}/messages/{number}")
     assert await shows(tab, "from the console")
     await tab.evaluate("document.querySelector('details.confirm summary').click()")
     await tab.evaluate("document.querySelector('details.confirm button').click()")
-    await until(lambda: shows(tab, f"Message {number} is gone."), what="it is deleted")
+    await until(lambda: shows(tab, f"Message {number} is deleted."), what="it is deleted")
     assert number not in await tab.evaluate(NUMBERS)
     assert tab.complaints == []
 
@@ -165,7 +165,7 @@ async def test_an_invitation_is_made_and_the_door_tried(tab: Tab, service: Servi
     await tab.show(f"{origin(service)}/console/invitations")
     await tab.evaluate("document.querySelector('#label').value = 'For Ann'")
     await tab.evaluate("document.querySelector('#label').form.requestSubmit()")
-    await until(lambda: shows(tab, "Here it is."), what="the invitation is shown")
+    await until(lambda: shows(tab, "Invitation created."), what="the invitation is shown")
     assert await shows(tab, "Invitation: For Ann")
     assert await tab.evaluate("[...document.images].every(each => each.complete && each.naturalWidth > 100)")
     await tab.evaluate("document.querySelector('[data-copy=v1_short_url]').click()")

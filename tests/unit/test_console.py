@@ -1,11 +1,14 @@
 """The console's small parts: forms, formats, events, and percentiles."""
 
 import asyncio
+import json
 
 import pytest
+from markupsafe import escape
 from multidict import MultiDict
+from yarl import URL
 
-from mediator.console import pages
+from mediator.console import tables
 from mediator.console.console import read_form
 from mediator.console.streams import Broadcast, event
 from mediator.errors import BadRequestError
@@ -13,6 +16,7 @@ from mediator.operate.activity import percentile
 from mediator.operate.operations import (
     COUNT,
     FLAG,
+    ROLES,
     TEXT,
     Operation,
     OperationRequest,
@@ -21,6 +25,7 @@ from mediator.operate.operations import (
     object_schema,
     or_null,
 )
+from mediator.operate.records import Column, Kind
 
 
 async def refuse(_request: OperationRequest) -> dict[str, object]:
@@ -71,11 +76,11 @@ def test_percentiles_lie_between_the_bounds_of_buckets() -> None:
 
 
 def test_what_is_shown_has_no_markup_of_others() -> None:
-    assert pages.prose("a `<b>` & c") == "a <code>&lt;b&gt;</code> &amp; c"
-    assert "&lt;b&gt;" in pages.hidden({"name": "<b>", "none": None, "ids": [1, 2]})
-    assert pages.hidden({"ids": [1, 2], "none": None}).count("<input") == 2
-    assert pages.rate(None) == pages.NONE
-    assert (pages.rate(0), pages.rate(0.0123), pages.rate(1234.5)) == ("0", "0.0123", "1,234")
+    assert tables.prose("a `<b>` & c") == "a <code>&lt;b&gt;</code> &amp; c"
+    assert "&lt;b&gt;" in tables.hidden({"name": "<b>", "none": None, "ids": [1, 2]})
+    assert tables.hidden({"ids": [1, 2], "none": None}).count("<input") == 2
+    assert tables.rate(None) == tables.NONE
+    assert (tables.rate(0), tables.rate(0.0123), tables.rate(1234.5)) == ("0", "0.0123", "1,234")
 
 
 async def test_a_follower_gets_the_latest_alone() -> None:
@@ -88,3 +93,107 @@ async def test_a_follower_gets_the_latest_alone() -> None:
     assert await first == b"event: b\ndata: three\n\n"
     await follower.aclose()  # type: ignore[attr-defined]
     assert live.followers == 0
+
+
+ROWS = [
+    {"name": "b", "messages": 1, "at": 3.0, "tags": ["x"], "key": "=1+1"},
+    {"name": "a", "messages": 20, "at": None, "tags": [], "key": "<b>"},
+    {"name": "C", "messages": 3, "at": 1.0, "tags": ["y", "z"], "key": "long " * 40},
+]
+COLUMNS = [
+    Column("name", field="name", link="/things/{name}", link_right=Right.OPERATE),
+    Column("messages", field="messages", kind=Kind.NUMBER),
+    Column("seen", field="at", kind=Kind.TIME, absent="never"),
+    Column("tags", field="tags"),
+    Column("key", field="key", right=Right.READ_PAYLOAD),
+]
+
+
+def table(query: str, *roles: str, orders: dict[str, str] | None = None, total: int | None = None) -> tables.Table:
+    """Return a table of the rows, as the query and the roles have it."""
+    request = tables.TableRequest("things", "/console/things", URL(f"/?{query}").query, orders or {})
+    rights = frozenset().union(*(ROLES[role] for role in roles or ("read",)))
+    return tables.Table.of(request, "Things", COLUMNS, ROWS, rights, empty="None.", total=total, older=None)
+
+
+def file(query: str, *roles: str) -> str:
+    """Return the file of the rows."""
+    return str(table(query, *roles).file().text)
+
+
+@pytest.mark.parametrize(
+    ("query", "names"),
+    [
+        ("", "baC"),
+        ("things.sort=name", "abC"),
+        ("things.sort=-messages", "aCb"),
+        ("things.sort=at", "Cba"),
+        ("things.sort=-at", "bCa"),
+        ("things.filter=X", "b"),
+        ("things.filter=y+z", "C"),
+        ("other.sort=name", "baC"),
+        ("things.skip=2", "C"),
+    ],
+)
+def test_a_table_is_sorted_filtered_and_paged(query: str, names: str) -> None:
+    assert "".join(row["name"] for row in table(query).shown) == names
+
+
+@pytest.mark.parametrize(("query", "field"), [("things.sort=key", "things.sort"), ("things.skip=x", "things.skip")])
+def test_what_a_table_cannot_do_is_refused_by_name(query: str, field: str) -> None:
+    with pytest.raises(BadRequestError) as refused:
+        table(query)
+    assert refused.value.field == field
+
+
+def test_who_may_not_see_a_column_gets_it_nowhere() -> None:
+    """Neither on the page, nor by sorting, filtering, or in a file."""
+    assert [column.field for column in table("").columns] == ["name", "messages", "at", "tags"]
+    assert table("things.filter=1%2B1").shown == []
+    assert "1+1" not in file("download=things.csv")
+    assert all("key" not in row for row in json.loads(file("download=things.json")))
+    assert "'=1+1" in file("download=things.csv", "read-payload")
+
+
+def test_a_file_has_all_rows_in_the_order_of_the_page() -> None:
+    lines = file("download=things.csv&things.sort=-messages&things.skip=2").splitlines()
+    assert lines[:2] == ["name,messages,at,tags", "a,20,,[]"]
+    assert lines[3] == 'b,1,1970-01-01T00:00:03+00:00,"[""x""]"'
+    assert [row["name"] for row in json.loads(file("download=things.json&things.sort=name"))] == ["a", "b", "C"]
+    attached = table("download=things.json").file().headers["Content-Disposition"]
+    assert attached == 'attachment; filename="things.json"'
+    assert table("download=others.csv").request.format == ""
+
+
+def test_a_heading_sorts_and_turns_round() -> None:
+    name, messages, seen, _ = table("").columns
+    assert table("").sort_url(messages) == "/console/things?things.sort=-messages#things"
+    assert table("things.sort=-messages&a=1").sort_url(messages) == "/console/things?a=1&things.sort=messages#things"
+    assert table("things.sort=name").sort_url(name) == "/console/things?things.sort=-name#things"
+    assert table("things.sort=-at").direction(seen) == "descending"
+    assert table("", orders={"at": "age"}).sort_url(seen).endswith("things.sort=-at#things")
+    assert table("things.sort=name", orders={"at": "age"}).sort_url(seen).endswith("things.sort=at#things")
+
+
+def test_an_operation_pages_what_it_orders() -> None:
+    orders = {"-messages": "depth"}
+    assert table("things.skip=50", orders=orders, total=120).request.window == {"skip": 50, "limit": 50}
+    turned = table("things.skip=50", orders=orders, total=120)
+    assert [word for word, _ in turned.turns()] == ["Previous", "Next"]
+    assert [row["name"] for row in turned.shown] == ["b", "a", "C"]
+    whole = table("things.sort=name", orders=orders, total=120)
+    assert whole.request.window == {"skip": 0, "limit": tables.MAX_ROWS}
+    assert (whole.caption, list(whole.turns())) == ("Things, the first 3 of 120", [])
+
+
+def test_values_are_shown_by_their_kind_and_as_text() -> None:
+    shown = table("", "admin")
+    row = ROWS[1]
+    name, messages, seen, tags, key = shown.columns
+    assert shown.cell(row, name) == '<a id="/console/things/a" href="/console/things/a">a</a>'
+    assert table("").cell(row, name) == "a"
+    assert [escape(shown.cell(row, each)) for each in (messages, seen, tags, key)] == ["20", "never", "–", "&lt;b&gt;"]
+    assert shown.cell(ROWS[2], key).startswith("<details><summary>long long")
+    fields = {"ttl_ms": "604800000", "users": "None", "label": "<b>"}
+    assert tables.text(fields) == "<div>ttl <code>7d</code></div><div>label <code>&lt;b&gt;</code></div>"
+    assert tables.state("no <b>") == '<span class="bad">no &lt;b&gt;</span>'
