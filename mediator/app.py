@@ -255,7 +255,10 @@ def _open_store(settings: Settings) -> Store:
     """Open the store, and take from other users the permission to read its files."""
     for path in restrict_permissions(settings.data_dir):
         log.warning("others could read a file of the service: permissions narrowed", file=path.name)
-    return open_store(settings.data_dir, settings.store_url, settings.migrations_of_parts)
+    interval = settings.store.interval
+    if interval is not None:
+        log.info("commits are synced after their answers", durability=settings.durability)
+    return open_store(settings.data_dir, settings.store_url, settings.migrations_of_parts, interval)
 
 
 @asynccontextmanager
@@ -286,6 +289,7 @@ async def _open_broker(
             # What the socket held while the process was frozen is not answered: its senders have given up.
             broker.freeze_guard.listen(connection.reconnect)
         broker.listen(metrics.committed)
+        metrics.store_sync.labels(settings.store.sync).set(1)
         directory.listen(lambda: broker.quotas.set_tenants(directory.own_quotas))
         metrics.pending.set_function(lambda: broker.pending)
         metrics.waiting.set_function(lambda: broker.waiting)

@@ -170,6 +170,11 @@ class Metrics:
         registry.register(commits)
         self.committed = commits.committed
         """A listener of the writer's."""
+        self.store_sync = gauge(
+            "mediator_store_sync",
+            "1 for when commits reach the disk: always (before the answer) or interval (after it).",
+            ["sync"],
+        )
         self.late_seconds = histogram(
             "mediator_delayed_late_seconds",
             "Time between a delayed message's due time and its release.",

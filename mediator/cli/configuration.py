@@ -103,6 +103,7 @@ def explain(settings: Settings) -> Iterator[Line]:
     yield "instance", settings.instance
     yield "data", f"{settings.data_dir}{'' if settings.data_dir.is_dir() else ' (will be made)'}"
     yield "database", _database(settings)
+    yield "durability", settings.durability
     yield "NATS", _nats(settings)
     yield "gateway", _gateway(settings)
     yield "HTTP", f"http://{settings.http}" + ("" if settings.http.loopback else ", reachable from other machines")

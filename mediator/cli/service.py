@@ -297,6 +297,7 @@ def _facts(view: dict[str, Any], time: dict[str, Any]) -> list[tuple[str, str]]:
         ("nats", view["nats"]),
         ("http", f"port {view['http_port']}"),
         ("database", f"{view['database']}, data in {view['data_dir']}"),
+        ("durability", view["durability"]),
         (
             "now",
             f"{format_count(view['pending'], 'request')} inside, {waiting} waiting",

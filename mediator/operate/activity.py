@@ -275,6 +275,7 @@ class Activity:
             instance=about(TEXT, "The instance that answers; the others share its database."),
             instances=many(_INSTANCE),
             database=TEXT,
+            durability=about(TEXT, "What an answer of success survives (docs/durability.md)."),
             depth=object_schema(messages=COUNT, bytes=COUNT),
             oldest=about(
                 or_null(object_schema(tenant=TEXT, mail_address=ADDRESS, number=COUNT, created_at=TIME)),
@@ -291,6 +292,7 @@ class Activity:
             "instance": self._settings.instance,
             "instances": [await self._self(), *(self._others[name] for name in sorted(self._others))],
             "database": "sqlite" if self._settings.database_url is None else "postgresql",
+            "durability": self._settings.durability,
             "depth": {"messages": usage.messages, "bytes": usage.bytes},
             "oldest": oldest
             and {

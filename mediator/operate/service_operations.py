@@ -266,6 +266,12 @@ class ServiceOperations:
 
     def _load(self, backlog: int, due: int | None) -> Iterator[Finding]:
         settings, broker = self._settings, self._broker
+        if settings.store.interval is not None:
+            yield Finding(
+                Level.NOTE,
+                f'store.sync is "interval": {settings.durability}.',
+                "Set it to always where no mail that was accepted may be lost.",
+            )
         late = broker.clock() - due if due is not None else 0
         if late > LATE:
             yield Finding(
@@ -314,6 +320,7 @@ class ServiceOperations:
             http_port=COUNT,
             data_dir=TEXT,
             database=TEXT,
+            durability=about(TEXT, "What an answer of success survives (docs/durability.md)."),
             ready=FLAG,
             checks=table(TEXT),
             pending=COUNT,
@@ -336,6 +343,7 @@ class ServiceOperations:
             "http_port": self._http_port,
             "data_dir": str(settings.data_dir),
             "database": "sqlite" if settings.database_url is None else "postgresql",
+            "durability": settings.durability,
             "ready": report.ready,
             "checks": report.checks,
             "pending": broker.pending,

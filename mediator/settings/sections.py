@@ -69,6 +69,34 @@ class QuotaSettings(Section):
     )
 
 
+class StoreSettings(Section):
+    """When what is answered with success is on the disk."""
+
+    sync: Literal["always", "interval"] = Field(
+        default="always",
+        description='"always": a commit is synced to the disk before its requests are answered, so that mail survives '
+        'a loss of power. "interval": it is synced after the answer, which comes sooner and costs less; mail survives '
+        "a crash of the service, but a loss of power or a crash of the operating system may cost what was answered "
+        "within sync_interval. On PostgreSQL it is `synchronous_commit = off`, and a crash of the database server "
+        "costs as much as a loss of power. Set it where senders can do without mail that was accepted "
+        "(docs/durability.md).",
+    )
+    sync_interval: float = Field(
+        default=1.0,
+        ge=0.01,
+        le=3600,
+        allow_inf_nan=False,
+        description='With sync = "interval": seconds from a commit to the start of its sync, at most. Lower it to lose '
+        "less with the power. PostgreSQL does not read it: there it is three times the server's wal_writer_delay, "
+        ".6 s by default.",
+    )
+
+    @property
+    def interval(self) -> float | None:
+        """Seconds until what was answered is synced, None: it is synced before."""
+        return None if self.sync == "always" else self.sync_interval
+
+
 class JournalSettings(Section):
     """The journal of lifecycle events, from which usage is reported; it holds no payloads."""
 

@@ -41,6 +41,7 @@ from mediator.settings.sections import (
     OtelSettings,
     PushSettings,
     QuotaSettings,
+    StoreSettings,
     TenantSettings,
 )
 from mediator.settings.sources import (
@@ -349,6 +350,9 @@ class Settings(BaseSettings):
         "acknowledged and refused by quotas, bytes, and what they hold; further ones are counted together. Each has up "
         "to 14 series. 0 is off. Set it when you bill or bound tenants; /metrics then shows their names.",
     )
+    store: StoreSettings = Field(
+        default=StoreSettings(), description="When what is answered with success is on the disk."
+    )
     journal: JournalSettings = Field(default=JournalSettings(), description="The journal of lifecycle events.")
     cleanup: CleanupSettings = Field(default=CleanupSettings(), description="Removal of what has expired.")
     mq9: Mq9Settings = Field(default=Mq9Settings(), description="The mq9 protocol, where its brokers differ.")
@@ -456,6 +460,15 @@ class Settings(BaseSettings):
     def store_url(self) -> str | None:
         """The URL of the PostgreSQL database with its password, None for SQLite in the data directory."""
         return None if self.database_url is None else self.database_url.get_secret_value()
+
+    @property
+    def durability(self) -> str:
+        """What an answer of success survives, in a sentence for operators."""
+        if self.store.interval is None:
+            return "each commit is synced to the disk before its answer"
+        if self.database_url is not None:
+            return "a crash of the database server or a loss of power may cost what was answered right before it"
+        return f"a loss of power may cost what was answered in the {self.store.interval:g} s before it"
 
     def section(self, kind: type[S]) -> S:
         """Return the section of an installed part; raises LookupError for any other."""

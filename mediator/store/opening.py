@@ -30,15 +30,22 @@ def make_data_dir(path: Path) -> None:
         ) from None
 
 
-def open_store(data_dir: Path, database_url: str | None, migrations_of_parts: Mapping[str, Path]) -> Store:
+def open_store(
+    data_dir: Path,
+    database_url: str | None,
+    migrations_of_parts: Mapping[str, Path],
+    sync_interval: float | None = None,
+) -> Store:
     """Open PostgreSQL at a URL if there is one, else the SQLite file in the data directory.
 
+    With a ``sync_interval`` commits are synced to the disk after their answers, within so many seconds; PostgreSQL
+    chooses the time itself.
     Raises :class:`StoreHeldError` when another process owns the file, :class:`SchemaError` when a newer program wrote
     it, :class:`SetupError` or :class:`UnavailableError` when the database cannot be used.
     """
     make_data_dir(data_dir)
     if database_url is None:
-        return SqliteStore(database_path(data_dir), migrations_of_parts)
+        return SqliteStore(database_path(data_dir), migrations_of_parts, sync_interval)
     from mediator.store.postgres import PostgresStore
 
-    return PostgresStore(database_url, migrations_of_parts)
+    return PostgresStore(database_url, migrations_of_parts, syncs=sync_interval is None)

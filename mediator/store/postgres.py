@@ -150,15 +150,17 @@ class PostgresStore:
     quick = False
     commits_fast = False
 
-    def __init__(self, url: str, migrations_of_parts: Mapping[str, Path] = NO_PARTS) -> None:
+    def __init__(self, url: str, migrations_of_parts: Mapping[str, Path] = NO_PARTS, *, syncs: bool = True) -> None:
         """Open the database at ``url``; :class:`SetupError` when that is no PostgreSQL URL.
 
+        ``syncs``: whether a commit waits for the disk.
         Raises :class:`UnavailableError` when the database does not answer.
         """
         parameters = connection_parameters(url)
         self._database = PostgresqlDatabase(
             prefer_psycopg3=True, thread_safe=False, database=parameters.get("dbname", ""), **parameters
         )
+        self._syncs = syncs
         self._timeline = ""
         self._process = 0
         self._holders: dict[tuple[int, str], float] = {}
@@ -196,10 +198,11 @@ class PostgresStore:
         self._database.connect()
         connection: Connection = self._database.connection()
         self._refuse_former_primary(connection)
-        # The operator's default must not weaken durability; a stronger one stays.
+        # The operator's default in the database must not weaken durability; a stronger one stays.
         connection.execute(
-            "SELECT set_config('synchronous_commit', 'on', false)"
-            " WHERE current_setting('synchronous_commit') <> 'remote_apply'"
+            "SELECT set_config('synchronous_commit', %s, false)"
+            " WHERE %s = 'off' OR current_setting('synchronous_commit') <> 'remote_apply'",
+            (synced := "on" if self._syncs else "off", synced),
         )
         _configure(connection, _SESSION | {"lock_timeout": f"{LOCK_SECONDS}s"})
         self._process = _server_process(connection)

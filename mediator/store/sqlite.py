@@ -22,7 +22,16 @@ from mediator.mailboxes.rows import MESSAGE, KeptMailbox, Row
 from mediator.mailboxes.session import MESSAGE_COLUMNS, Counts, MailboxCache, Session, UnflushedPositions
 from mediator.store.base import Integrity, Pool, Transaction
 from mediator.store.migrate import NO_PARTS, migrate
-from mediator.store.sqlite_file import AHEAD, Reserve, connect_to_read, find_damage, hold, lengthen, translate
+from mediator.store.sqlite_file import (
+    AHEAD,
+    IntervalSync,
+    Reserve,
+    connect_to_read,
+    find_damage,
+    hold,
+    lengthen,
+    translate,
+)
 from mediator.system.private_files import make_file, make_folder
 
 CACHED_MAILBOXES = 50_000
@@ -97,9 +106,12 @@ class SqliteStore:
     quick = True
     waits_for = None
 
-    def __init__(self, path: Path, migrations_of_parts: Mapping[str, Path] = NO_PARTS) -> None:
+    def __init__(
+        self, path: Path, migrations_of_parts: Mapping[str, Path] = NO_PARTS, sync_interval: float | None = None
+    ) -> None:
         """Open or create ``path``; see :func:`mediator.store.migrate.migrate`.
 
+        ``sync_interval``: seconds until a commit is synced to the disk; None: that is part of the commit.
         Raises :class:`StoreHeldError` when another process owns the file, :class:`SchemaError` when a newer program
         wrote it, :class:`UnavailableError` when it cannot be opened.
         """
@@ -121,7 +133,8 @@ class SqliteStore:
                 pragmas={
                     "auto_vacuum": "incremental",  # takes effect only before the first table is made
                     "journal_mode": "wal",
-                    "synchronous": "full",
+                    # In WAL mode both leave the file whole; with "normal" only a checkpoint waits for the disk.
+                    "synchronous": "full" if sync_interval is None else "normal",
                     "wal_autocheckpoint": 0,  # the store checkpoints itself, beside the senders
                     "cache_size": -65_536,
                     "temp_store": "memory",
@@ -156,6 +169,11 @@ class SqliteStore:
         self._pace = Pace()
         self.commits_fast = False
         self._reserve.adjust(self._log_bytes())
+        self._sync: IntervalSync | None = None
+        if sync_interval is not None:
+            self._sync = IntervalSync(self._log_file, sync_interval)
+            # What the migration committed.
+            self._sync.note_commit()
 
     @property
     def damage(self) -> str | None:
@@ -187,6 +205,8 @@ class SqliteStore:
         connection = self._writer.connection
         if self._reserve.short:
             self._make_room()
+        if self._sync is not None and self._sync.problem is not None:
+            raise UnavailableError(f"the log cannot be synced: {self._sync.problem}")
         memory = self._mailboxes, self._positions, self._counts, self.claims
         session = Session(self._writer, *memory, full=self._reserve.short)
         try:
@@ -198,6 +218,8 @@ class SqliteStore:
             connection.execute("COMMIT")
             wrote = connection.total_changes != changes
             if wrote:
+                if self._sync is not None:
+                    self._sync.note_commit()
                 self._pace.note(time.perf_counter() - started)
                 self.commits_fast = self._pace.fast
         except BaseException as error:
@@ -333,6 +355,8 @@ class SqliteStore:
         self._readers.close()
         if self._keeper is not None:
             self._keeper.close()
+        if self._sync is not None:
+            self._sync.close()
         os.close(self._log_file)
         self._database.close()
         self._held.close()

@@ -6,6 +6,7 @@ import json
 import os
 import sqlite3
 import sys
+import threading
 import time
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -278,6 +279,59 @@ class Reserve:
     def _unlink(self) -> None:
         with suppress(OSError):
             self._path.unlink()
+
+
+class IntervalSync:
+    """Syncs the log behind commits that do not wait for it, on a thread of its own.
+
+    A sync begins at most ``interval`` seconds after the first commit that the last one may have missed. Where none was
+    missed, nothing happens.
+    """
+
+    def __init__(self, log: int, interval: float) -> None:
+        """``log`` is the log's open file."""
+        self._file = log
+        self._interval = interval
+        self._unsynced = threading.Event()
+        self._closing = threading.Event()
+        self.problem: str | None = None
+        """Why the last sync failed."""
+        self._thread = threading.Thread(target=self._run, name="store-sync", daemon=True)
+        self._thread.start()
+
+    def note_commit(self) -> None:
+        """Have the log synced."""
+        if not self._unsynced.is_set():
+            self._unsynced.set()
+
+    def _run(self) -> None:
+        while True:
+            self._unsynced.wait()
+            if self._closing.wait(self._interval):
+                return
+            self._sync()
+
+    def _sync(self) -> None:
+        # Before the sync: it may miss what is committed meanwhile.
+        self._unsynced.clear()
+        try:
+            os.fdatasync(self._file)
+        except OSError as error:
+            if self.problem is None:
+                _log.error("the log cannot be synced: a loss of power may cost mail", reason=error.strerror)
+            self.problem = error.strerror or str(error)
+            self._unsynced.set()
+        else:
+            if self.problem is not None:
+                _log.warning("the log is synced again")
+            self.problem = None
+
+    def close(self) -> None:
+        """Sync what is left, and end the thread."""
+        self._closing.set()
+        self._unsynced.set()
+        self._thread.join()
+        self._sync()
 
 
 AHEAD = 32 << 20

@@ -141,6 +141,9 @@ WRONG = [
     ("instance", '"a b"', "expected text that matches ^[A-Za-z0-9._-]{1,64}$, got 'a b'"),
     ("quotas", "3", "expected a table of options, got '3'"),
     ("quotas.mailbox_rate", "-1", "expected at least 0, got '-1'"),
+    ("store", "1", "expected a table of options, got '1'"),
+    ("store.sync", '"never"', "expected always or interval, got 'never'"),
+    ("store.sync_interval", "0", "expected at least 0.01, got '0'"),
     ("journal.segment_mb", "0", "expected at least 1, got '0'"),
     ("journal.total_mb", "127", "expected at least twice journal.segment_mb"),
     ("journal.enabled", '"sometimes"', "expected true or false, got 'sometimes'"),
@@ -535,7 +538,7 @@ def test_every_option_is_documented_with_its_variable() -> None:
             f"## {path[0]}"
             if path[0]
             in {"quotas", "journal", "cleanup", "didcomm", "mq9", "editions", "gateway", "push", "registry", "pipeline"}
-            | {"operators", "oidc", "otel"}
+            | {"operators", "oidc", "otel", "store"}
             and len(path) == 1
             else None
         )

@@ -33,6 +33,14 @@ async def test_sqlite_survives_kill_9(services: Services):
 
 
 @pytest.mark.timeout(200)
+@pytest.mark.rule("A3", "A8", "S3", "S4", "F1", "K2", "K3")
+async def test_what_is_not_synced_yet_survives_kill_9(services: Services):
+    service = services.new()
+    service.environment |= {"MEDIATOR_STORE__SYNC": "interval", "MEDIATOR_STORE__SYNC_INTERVAL": "3600"}
+    await survives(service, lambda _life: None)
+
+
+@pytest.mark.timeout(200)
 @pytest.mark.postgres
 @pytest.mark.rule("A3", "A8", "A9", "S3", "S4", "F1", "K2", "K3")
 async def test_postgres_survives_kill_9(services: Services, postgres: Server):
