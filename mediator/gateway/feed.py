@@ -79,7 +79,7 @@ FAN_OUT = 50_000
 """Pushes that one read leads to: many messages to a client share a write and a confirmation."""
 TURN = 5000
 """Pushes after which the event loop does what else there is."""
-READ: Final = WINDOW // 4
+READ: Final = WINDOW // 2
 """Messages of one read for a subscription that catches up: it reads the next while the client has these."""
 RETRY_SECONDS = 1.0
 
