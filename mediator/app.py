@@ -322,7 +322,7 @@ def _count_by_tenant(host: Host) -> None:
     """Expose metrics by tenant, where that is asked for."""
     if max_tenants := host.settings.metrics_per_tenant:
         counts = TenantMetrics(host.metrics.registry, max_tenants, host.tenants.names)
-        host.broker.listen(counts.committed)
+        host.broker.listen(counts.committed, "events")
         host.broker.quotas.on_refused = counts.refused
         host.add_job(partial(counts.measure, host.broker), MEASURE_SECONDS, "use by tenant")
 

@@ -27,7 +27,7 @@ from mediator.mailboxes.quotas import Quotas
 from mediator.mailboxes.rows import StoredMessage
 from mediator.request_context import NO_TRACE, TraceHooks
 from mediator.store.base import Integrity, Store, Transaction
-from mediator.store.writer import Committed, Done, JointWork, Observer, Work, Writer
+from mediator.store.writer import CommitPart, Committed, Done, JointWork, Listener, Observer, Work, Writer
 from mediator.system.freezes import FreezeGuard
 
 T = TypeVar("T")
@@ -73,7 +73,7 @@ class Broker:
         """What parts add to the rules for the mailboxes that they make, by kind; registered when a part opens."""
         self._store = store
         self.quotas = Quotas(bounds.mailbox, bounds.tenant)
-        self._listeners: list[Callable[[Committed], None]] = [self._wake_waiters]
+        self._listeners: list[Listener] = [(self._wake_waiters, "woken")]
         self.freeze_guard = None if store.quick else FreezeGuard()
         """Notices that the process was frozen, where other instances go on with the same store meanwhile."""
         self._writer = make_writer(store, clock, max_pending, self._listeners, observers, self.freeze_guard)
@@ -95,9 +95,12 @@ class Broker:
         """Set what decides whether the clock is right; if not, expired messages stay. Called inside transactions."""
         self.quotas.trusts = trusts
 
-    def listen(self, listener: Callable[[Committed], None]) -> None:
-        """Call ``listener`` after every commit, on the event loop, before its requests are answered."""
-        self._listeners.append(listener)
+    def listen(self, listener: Callable[[Committed], None], part: CommitPart | None = None) -> None:
+        """Call ``listener`` after every commit, on the event loop, before its requests are answered.
+
+        With ``part``, only after commits in which this field is set.
+        """
+        self._listeners.append((listener, part))
 
     @property
     def pending(self) -> int:
@@ -171,23 +174,17 @@ class Broker:
         """Whether the end of a connection will be told."""
         return connection in self._connections
 
-    async def fetch(self, request: Fetch) -> list[StoredMessage]:
+    async def fetch(self, request: Fetch) -> Fetched:
         """Return messages, waiting up to ``max_wait`` for the first (F1–F10)."""
-        return (await self.fetch_and_note(request))[0]
-
-    async def fetch_and_note(self, request: Fetch) -> tuple[list[StoredMessage], str]:
-        """Do as :meth:`fetch`, and return why messages that wait were kept back, empty where none were (F6)."""
         if request.address == PUBLIC:
             await self.ready_board(request.tenant)
-        found = await self._fetch(request)
-        self.trace.delivered(found.messages, request.address, "fetch")
-        return found.messages, found.note
-
-    async def _fetch(self, request: Fetch) -> Fetched:
-        if request.connection and request.group is not None and self.knows(request.connection):
+        if request.group is not None and request.connection in self._connections:
             self._connections[request.connection] = True
-        if request.max_wait == 0:
-            return await self._look(request, None)
+        found = await (self._look(request, None) if request.max_wait == 0 else self._wait_for_mail(request))
+        self.trace.delivered(found.messages, request.address, "fetch")
+        return found
+
+    async def _wait_for_mail(self, request: Fetch) -> Fetched:
         if self._waiting >= self._max_waiting:
             raise BusyError(f"{self._max_waiting} requests wait for mail already")
         end = time.monotonic() + request.max_wait / 1000
@@ -223,7 +220,7 @@ class Broker:
         async with self._read_slots:
             if request.group is None:
                 return await self.read(look)
-            if request.connection and not self.knows(request.connection):
+            if request.connection and request.connection not in self._connections:
                 # Nobody reads the answer, and what it held would be claimed.
                 return before or Fetched(0, [])
             return await self._writer.write((request.tenant, request.address), look, when_full=True)

@@ -82,7 +82,7 @@ class Fields:
             raise self._wrong(name, "a string", value)
         if len(value) > longest:
             raise BadRequestError(self.path(name), f"expected at most {longest} characters, got {len(value)}")
-        if has_controls(value.translate(_LINES) if lines else value):
+        if not value.isprintable() and has_controls(value.translate(_LINES) if lines else value):
             raise BadRequestError(self.path(name), "expected no control characters")
         return value
 
@@ -116,7 +116,7 @@ class Fields:
         value = self._get(name)
         if value is None:
             return None
-        number = whole_number(value, clamped=highest is not None)
+        number = value if type(value) is int else whole_number(value, clamped=highest is not None)
         if number is None:
             raise self._wrong(name, "a whole number", value)
         if zero_is_absent and number == 0:

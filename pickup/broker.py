@@ -124,7 +124,7 @@ class MediationBroker:
         self._mailbox_keys: dict[tuple[str, str], MailboxKey] = {} if shared is None else shared._mailbox_keys
         """The mailbox that each key led to last. It may be wrong: it only orders the locks of mailboxes."""
         if shared is None:
-            broker.listen(self._callers.forget)
+            broker.listen(self._callers.forget, "changed")
 
     async def read(self, work: Work[T]) -> T:
         """Run a read of committed data, on a reader thread."""

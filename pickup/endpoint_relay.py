@@ -81,7 +81,7 @@ class EndpointRelay:
 
     async def open(self) -> None:
         """Start with what waits already, then follow the commits."""
-        self._mediation.broker.listen(self._committed)
+        self._mediation.broker.listen(self._committed, "woken")
         self._tasks = [
             asyncio.create_task(self._find(), name="relay-finder"),
             asyncio.create_task(self._sweep(), name="relay-sweep"),

@@ -132,7 +132,7 @@ def read_fields(verb: Verb | StoreVerb) -> Json:
     fields = RecordingFields()
     replies = SimpleNamespace(budget=1 << 20, room=lambda: 1 << 20)
     tail = f"{ADDRESS}.0" if verb.name == "DELETE" else ADDRESS
-    known = {"tenant": "default", "tail": tail, "address": ADDRESS, "connection_name": ""}
+    known = {"tenant": "default", "tail": tail, "connection_name": ""}
     message = Request("", b"", b"", None)
     pending: Any = SimpleNamespace(**known, fields=fields, replies=replies, message=message)
     try:

@@ -7,7 +7,7 @@ from enum import StrEnum
 from mediator.errors import BadRequestError, TooManyGroupsError
 from mediator.mailboxes.bounds import DEFAULT_FETCH, DEFAULT_WAIT, MAX_FETCH, Bounds
 from mediator.mailboxes.creating import get_live_mailbox
-from mediator.mailboxes.events import Event, EventType, message_events
+from mediator.mailboxes.events import Event, EventType, delivery_events
 from mediator.mailboxes.group import MAX_GROUPS, MAX_LEASED, NO_LEASE, Checked, Group, Lease
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.mailbox import Kind, Mailbox
@@ -165,7 +165,7 @@ def serve(
     selection.collect()
     messages, fresh, moved = selection.taken.messages, selection.fresh, selection.moved
     note = FULL if room < request.num_msgs and not selection.taken.room and selection.has_more() else ""
-    items = [(message.lane, message.msg_id) for message in messages]
+    items = [(LANES[message.lane_number], message.msg_id) for message in messages]
     if items and not ack_wait and request.connection and request.max_wait and braked_until is None:
         braked_until = _brake(tx, group, request, items, now)
     if not items or (braked_until is not None and braked_until > now and _count_repeats(tx, group, request, items)):
@@ -197,7 +197,7 @@ def serve(
         tx.claims.hand_out(group.no, mailbox.key, request.connection, items, now + bounds.claim)
     _keep(tx, group, must_keep, moved)
     kind = EventType.LEASED if ack_wait else EventType.DELIVERED
-    tx.events += message_events(kind, now, mailbox, messages, group.no)
+    tx.events += delivery_events(kind, now, mailbox, messages, group.no)
     return Fetched(mailbox.no, messages, note=note)
 
 
@@ -229,9 +229,11 @@ class _Selection:
             if taken.full:
                 break
             settled = group.settled[lane]
-            new = self._read(lane, settled, taken.room, taken.budget)
-            self.fresh += taken.add(new)
-            if not new and mailbox.next_id - 1 - settled > SKIP_FROM and _empty(self.tx, mailbox, group, lane):
+            without = self._claimed_behind(lane, settled) if self.claimed else ()
+            new = self.tx.messages.lane(mailbox, lane, settled, taken.room, taken.budget, self.now, without)
+            if new:
+                self.fresh += taken.add(new)
+            elif mailbox.next_id - 1 - settled > SKIP_FROM and _empty(self.tx, mailbox, group, lane):
                 # Stores may have to walk over other lanes' messages to see that there is none of this one.
                 group.skip_to(lane, mailbox.next_id - 1)
                 self.moved = True
@@ -244,13 +246,16 @@ class _Selection:
         last = list(self.group.settled)
         for message in self.taken.messages:
             last[message.lane] = max(last[message.lane], message.msg_id)
-        return any(self._read(lane, last[lane], 1, 1) for lane in self.lanes)
+        return any(
+            self.tx.messages.lane(
+                self.mailbox, lane, last[lane], 1, 1, self.now, self._claimed_behind(lane, last[lane])
+            )
+            for lane in self.lanes
+        )
 
-    def _read(self, lane: Lane, after: int, limit: int, budget: int) -> list[StoredMessage]:
-        """Return messages of a lane that nobody else claims."""
-        claimed = self.claimed
-        without = () if claimed is None else [msg_id for msg_id in claimed[lane] if msg_id > after]
-        return self.tx.messages.lane(self.mailbox, lane, after, limit, budget, self.now, without)
+    def _claimed_behind(self, lane: Lane, after: int) -> list[int]:
+        """Return what others claim in a lane behind a msg_id."""
+        return [msg_id for msg_id in self.claimed[lane] if msg_id > after] if self.claimed else []
 
 
 def _give_without_lease(tx: Transaction, group: Group, due: Sequence[Lease], items: Sequence[tuple[Lane, int]]) -> None:

@@ -188,7 +188,7 @@ class WakeAnnouncer:
         """Start announcing and listening."""
         await self._announcements.listen(self._heard)
         self._announcements.on_reconnect(self._reconnected)
-        self._broker.listen(self._committed)
+        self._broker.listen(self._committed, "woken")
         self._announcer = asyncio.create_task(self._announce(), name="nats-wakes")
 
     async def close(self) -> None:
@@ -198,9 +198,8 @@ class WakeAnnouncer:
             await asyncio.gather(self._announcer, return_exceptions=True)
 
     def _committed(self, committed: Committed) -> None:
-        if committed.woken:
-            self._waiting.update(self._broker.wake_key(place) for place in committed.woken)
-            self._something.set()
+        self._waiting.update(self._broker.wake_key(mailbox) for mailbox in committed.woken)
+        self._something.set()
 
     def _reconnected(self) -> None:
         self._broker.wake_all()

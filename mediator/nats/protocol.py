@@ -440,9 +440,8 @@ def encode_messages(
     found: Sequence[StoredMessage], *, text: bool = False, headers_only: bool = False, **more: str
 ) -> bytes:
     """Write the reply to FETCH and QUERY, with ``more`` fields; ``text``: payloads as they are where that fits (N6)."""
-    return encode_success(
-        messages=[message_fields(message, text=text, headers_only=headers_only) for message in found], **more
-    )
+    messages = [message_fields(message, text=text, headers_only=headers_only) for message in found]
+    return orjson.dumps({"error": "", "messages": messages, **more})
 
 
 def message_fields(

@@ -72,11 +72,6 @@ class PendingRequest:
         """The fields of the body; raises :class:`BadRequestError`."""
         return parse_body(self.message.data)
 
-    @property
-    def address(self) -> str:
-        """The address in the subject; raises :class:`BadRequestError`."""
-        return parse_address(self.tail)
-
 
 class Verb(NamedTuple):
     """What one subject asks for; each request is a task."""
@@ -130,20 +125,22 @@ class MailboxVerbs:
         return protocol.encode_created(await self._broker.create(protocol.read_create(pending.tenant, pending.fields)))
 
     async def _update(self, pending: PendingRequest) -> bytes:
-        request = protocol.read_update(pending.tenant, pending.address, pending.fields)
+        request = protocol.read_update(pending.tenant, parse_address(pending.tail), pending.fields)
         return protocol.encode_success(mail_address=(await self._broker.update(request)).address)
 
     async def _fetch(self, pending: PendingRequest) -> bytes:
         request, text = protocol.read_fetch(
-            pending.tenant, pending.address, pending.fields, pending.replies.budget, pending.connection_name
+            pending.tenant, parse_address(pending.tail), pending.fields, pending.replies.budget, pending.connection_name
         )
-        found, note = await self._broker.fetch_and_note(request)
-        if note:
-            return protocol.encode_messages(found, text=text, note=note)
-        return protocol.encode_messages(found, text=text)
+        found = await self._broker.fetch(request)
+        if found.note:
+            return protocol.encode_messages(found.messages, text=text, note=found.note)
+        return protocol.encode_messages(found.messages, text=text)
 
     async def _query(self, pending: PendingRequest) -> bytes:
-        request, text = protocol.read_query(pending.tenant, pending.address, pending.fields, pending.replies.budget)
+        request, text = protocol.read_query(
+            pending.tenant, parse_address(pending.tail), pending.fields, pending.replies.budget
+        )
         found, send_address = await self._broker.query_and_name(request)
         return protocol.encode_messages(found, text=text, headers_only=request.headers_only, send_address=send_address)
 
@@ -164,13 +161,17 @@ class MailboxVerbs:
     def _ack(self, pending: PendingRequest, done: Done) -> None:
         name = pending.connection_name
         known = name if name and self._broker.knows(name) else ""
-        self._broker.ack_soon(protocol.read_ack(pending.tenant, pending.address, pending.fields, known), done)
+        self._broker.ack_soon(
+            protocol.read_ack(pending.tenant, parse_address(pending.tail), pending.fields, known), done
+        )
 
     def _nack(self, pending: PendingRequest, done: Done) -> None:
-        self._broker.nack_soon(protocol.read_nack(pending.tenant, pending.address, pending.fields), done)
+        self._broker.nack_soon(protocol.read_nack(pending.tenant, parse_address(pending.tail), pending.fields), done)
 
     def _extend(self, pending: PendingRequest, done: Done) -> None:
-        self._broker.extend_soon(protocol.read_extend(pending.tenant, pending.address, pending.fields), done)
+        self._broker.extend_soon(
+            protocol.read_extend(pending.tenant, parse_address(pending.tail), pending.fields), done
+        )
 
 
 def verb_of_part(user_of: Callable[[str], str], name: str, handler: VerbHandler, empty: Mapping[str, Any]) -> Verb:

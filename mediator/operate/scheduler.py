@@ -421,7 +421,7 @@ class Releaser:
 
     def start(self) -> None:
         """Release what is due already, and set the timer for the rest."""
-        self._broker.listen(self._committed)
+        self._broker.listen(self._committed, "due")
         self.look()
 
     def look(self) -> None:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import structlog
 
@@ -92,6 +92,10 @@ class WriteJob:
     when_full: bool = False
 
 
+CommitPart = Literal["events", "woken", "due", "changed"]
+"""A field of :class:`Committed`."""
+Listener = tuple[Callable[[Committed], None], CommitPart | None]
+"""What is called after each commit in which this field is set; None: after each commit."""
 Outcomes = list[tuple[WriteJob, Any]]
 """Jobs of one batch, each with its result or its error."""
 
@@ -153,7 +157,7 @@ class Writer:
         store: Store,
         clock: Callable[[], int],
         max_pending: int,
-        listeners: Sequence[Callable[[Committed], None]],
+        listeners: Sequence[Listener],
         observers: Sequence[Observer] = (),
         guard: FreezeGuard | None = None,
     ) -> None:
@@ -470,9 +474,10 @@ class Writer:
     def _answer(self, outcomes: Outcomes, committed: Committed | None) -> None:
         """Answer one batch; all that was committed is answered even if a listener fails."""
         if committed is not None:
-            for listener in self._listeners:
+            for listener, part in self._listeners:
                 try:
-                    listener(committed)
+                    if part is None or getattr(committed, part):
+                        listener(committed)
                 except Exception:
                     log.exception("a listener to commits failed")
         for job, outcome in outcomes:

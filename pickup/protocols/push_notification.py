@@ -144,7 +144,7 @@ class PushNotifier:
 
     async def start(self) -> None:
         """Start listening to commits."""
-        self._mediation.broker.listen(self._committed)
+        self._mediation.broker.listen(self._committed, "events")
         self._task = asyncio.create_task(self._run(), name="didcomm-push-notifier")
 
     async def stop(self) -> None:

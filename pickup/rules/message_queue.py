@@ -4,10 +4,10 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from mediator.mailboxes.events import EventType, message_events
+from mediator.mailboxes.events import EventType, delivery_events, message_events
 from mediator.mailboxes.lanes import LANES
 from mediator.mailboxes.mailbox import Mailbox
-from mediator.mailboxes.message import Filter, Handle, Usage
+from mediator.mailboxes.message import Filter, Usage
 from mediator.mailboxes.rows import StoredMessage
 from pickup.rules.granting import get_mailbox
 from pickup.rules.records import Connection
@@ -132,8 +132,8 @@ def _acknowledge(tx: MediationTransaction, mailbox: Mailbox, ids: Sequence[int],
     done = list(tx.messages.handles(mailbox, list(dict.fromkeys(ids)), EVER).values())
     if done:
         tx.messages.remove(mailbox, done)
-        _add_events(tx, mailbox, EventType.ACKNOWLEDGED, done, now)
-        _add_events(tx, mailbox, EventType.DELETED, done, now)
+        tx.events += message_events(EventType.ACKNOWLEDGED, now, mailbox, done)
+        tx.events += message_events(EventType.DELETED, now, mailbox, done)
     return len(done)
 
 
@@ -242,11 +242,5 @@ def _fit(messages: Sequence[StoredMessage], limit: int, budget: int) -> list[Sto
 def _hand_out(
     tx: MediationTransaction, mailbox: Mailbox, messages: list[StoredMessage], now: int
 ) -> list[StoredMessage]:
-    _add_events(tx, mailbox, EventType.DELIVERED, messages, now)
+    tx.events += delivery_events(EventType.DELIVERED, now, mailbox, messages)
     return messages
-
-
-def _add_events(
-    tx: MediationTransaction, mailbox: Mailbox, what: EventType, items: Sequence[StoredMessage | Handle], now: int
-) -> None:
-    tx.events += message_events(what, now, mailbox, items)

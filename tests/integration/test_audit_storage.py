@@ -373,12 +373,8 @@ async def test_a_full_disk_takes_no_mail_until_room_was_made(disk: Path, how: st
             with pytest.raises(StorageFullError, match="the disk has no room"):
                 await add(broker)
         # All of it can be read, and all of it can go, though it is much more than what is kept back.
-        here = [
-            message.msg_id
-            for message in await broker.fetch(
-                Fetch(TENANT, BOX, "g", Deliver.EARLIEST, num_msgs=1000, max_wait=0, budget=1 << 30)
-            )
-        ]
+        all_of_it = Fetch(TENANT, BOX, "g", Deliver.EARLIEST, num_msgs=1000, max_wait=0, budget=1 << 30)
+        here = [message.msg_id for message in (await broker.fetch(all_of_it)).messages]
         assert here == list(range(last + 1))
         for number, msg_id in enumerate(here[:-1]):
             if how == "delete":

@@ -102,7 +102,7 @@ class Run:
 
     async def fetch(self, address: str = "box", **options: Any) -> list[int]:
         request = Fetch(TENANT, address, "g", Deliver.EARLIEST, max_wait=0, **options)
-        return [message.msg_id for message in await self.broker.fetch(request)]
+        return [message.msg_id for message in (await self.broker.fetch(request)).messages]
 
     def told(self) -> list[dict[str, Any]]:
         return list(events(self.data_dir / FOLDER))

@@ -13,7 +13,8 @@ from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.creating import Create
 from mediator.mailboxes.fetching import Deliver, Fetch
 from mediator.mailboxes.mailbox import Retention
-from mediator.mailboxes.message import Draft, Message
+from mediator.mailboxes.message import Draft
+from mediator.mailboxes.rows import StoredMessage
 from mediator.mailboxes.sending import Send
 from mediator.mailboxes.settling import Ack
 from mediator.store import postgres_reserve
@@ -57,17 +58,16 @@ async def send(broker: Broker, address: str, size: int) -> int | None:
         return None
 
 
-async def fetch(broker: Broker, group: str = "g", ack_wait: int | None = None) -> list[Message]:
-    return await broker.fetch(
-        Fetch(TENANT, "task", group, Deliver.EARLIEST, num_msgs=1000, max_wait=0, ack_wait=ack_wait)
-    )
+async def fetch(broker: Broker, group: str = "g", ack_wait: int | None = None) -> list[StoredMessage]:
+    request = Fetch(TENANT, "task", group, Deliver.EARLIEST, num_msgs=1000, max_wait=0, ack_wait=ack_wait)
+    return (await broker.fetch(request)).messages
 
 
 async def ids(broker: Broker, address: str) -> list[int]:
     found = await broker.fetch(
         Fetch(TENANT, address, None, Deliver.EARLIEST, num_msgs=100_000, max_wait=0, budget=1 << 30)
     )
-    return [message.msg_id for message in found]
+    return [message.msg_id for message in found.messages]
 
 
 async def fill(broker: Broker, size: int) -> list[int]:

@@ -47,7 +47,7 @@ async def test_delayed_mail_wakes_who_waits_for_it(tmp_path: Path) -> None:
         await home.create()
         assert await home.send(b"later", delay=200) == HIDDEN_ID
         assert await home.shown() == []
-        (message,) = await home.broker.fetch(fetch(max_wait=4500))
+        (message,) = (await home.broker.fetch(fetch(max_wait=4500))).messages
         assert (message.msg_id, message.payload) == (0, b"later")
         assert 200 <= message.created_at - message.sent_at < 10_200
         assert (released(home), in_time(home)) == (1, 1)
@@ -101,7 +101,7 @@ async def test_mail_whose_timer_was_lost_is_found_by_the_safety_net(tmp_path: Pa
         await home.create()
         await home.send(delay=300)
         home.scheduler.releaser.timer.cancel()
-        (message,) = await home.broker.fetch(fetch(max_wait=4500))
+        (message,) = (await home.broker.fetch(fetch(max_wait=4500))).messages
         assert message.msg_id == 0
 
 
@@ -111,7 +111,7 @@ async def test_an_earlier_due_time_moves_the_timer(tmp_path: Path) -> None:
         await home.create()
         await home.send(b"second", delay=HOUR)
         await home.send(b"first", delay=100)
-        (message,) = await home.broker.fetch(fetch(max_wait=4500))
+        (message,) = (await home.broker.fetch(fetch(max_wait=4500))).messages
         assert message.payload == b"first"
         assert in_time(home) == 1
 
@@ -177,8 +177,8 @@ async def test_leases_of_gone_messages_end_and_spent_ones_are_dead(tmp_path: Pat
         await home.create()
         await home.send(b"expires", ttl=10 * MINUTE)
         await home.send(b"dies")
-        taken = await home.broker.fetch(fetch("workers", max_wait=0, ack_wait=SECOND, max_deliver=1))
-        assert [message.msg_id for message in taken] == [0, 1]
+        found = await home.broker.fetch(fetch("workers", max_wait=0, ack_wait=SECOND, max_deliver=1))
+        assert [message.msg_id for message in found.messages] == [0, 1]
         home.clock.ahead = 30 * MINUTE
         assert home.rows("lease") == 2
         removed = (await home.ask("cleanup"))["removed"]

@@ -63,7 +63,7 @@ async def fill(broker: Broker, count: int = 400) -> None:
     sends = [Send(TENANT, "task", Draft(b"%d" % n * 40, lanes[n % 4], dedup_id=f"d{n}")) for n in range(count)]
     await asyncio.gather(*map(broker.send, sends))
     await broker.send(Send(TENANT, "gone", Draft(b"x")))
-    messages = await broker.fetch(Fetch(TENANT, "task", "g", deliver=Deliver.EARLIEST, max_wait=0))
+    messages = (await broker.fetch(Fetch(TENANT, "task", "g", deliver=Deliver.EARLIEST, max_wait=0))).messages
     await broker.ack(Ack(TENANT, "task", "g", [message.msg_id for message in messages]))
 
 
@@ -206,7 +206,7 @@ async def test_traffic_meanwhile_is_no_damage(tmp_path: Path):
             await broker.create(Create(TENANT, address, retention=Retention.UNTIL_ACK))
             for _ in range(20):
                 await asyncio.gather(*(broker.send(Send(TENANT, address, Draft(b"z" * 50))) for _ in range(20)))
-                got = await broker.fetch(Fetch(TENANT, address, "g", deliver=Deliver.EARLIEST, max_wait=0))
+                got = (await broker.fetch(Fetch(TENANT, address, "g", deliver=Deliver.EARLIEST, max_wait=0))).messages
                 await broker.ack(Ack(TENANT, address, "g", [message.msg_id for message in got[:30]]))
             await broker.delete_mailbox(TENANT, address)
             await collector.Collector(wall_clock()).run(broker)

@@ -160,7 +160,7 @@ async def test_an_answer_comes_after_the_commit(store: Gated, writer: Writer) ->
 @pytest.mark.rule("A8")
 async def test_a_batch_that_takes_long_is_parted_and_keeps_its_order(store: Gated) -> None:
     commits: list[Committed] = []
-    writer = Writer(store, lambda: 1, MAX_BATCH, [commits.append])
+    writer = Writer(store, lambda: 1, MAX_BATCH, [(commits.append, None)])
     first = await held(store, writer)
     slow = threading.Event()
 
@@ -346,7 +346,7 @@ async def test_whoever_fails_at_being_told_costs_nobody_the_answer(
         raise ValueError("an asker")
 
     commits: list[Committed] = []
-    writer = Writer(store, lambda: 1, MAX_BATCH, [told, commits.append])
+    writer = Writer(store, lambda: 1, MAX_BATCH, [(told, None), (commits.append, None)])
     first = await held(store, writer)
     answers = Answers()
     writer.submit(PLACE, note(0), done)
@@ -403,7 +403,7 @@ async def test_many_at_once_wait_for_those_that_follow(
     # However slowly the machine runs, no batch is parted.
     monkeypatch.setattr(writer_module, "BATCH_SECONDS", 60.0)
     commits: list[Committed] = []
-    writer = Writer(store, lambda: 1, MAX_BATCH, [commits.append])
+    writer = Writer(store, lambda: 1, MAX_BATCH, [(commits.append, None)])
     store.fast = True
     answers = Answers()
 
@@ -532,7 +532,7 @@ async def test_answers_keep_their_order_wherever_they_are_committed(store: Gated
 @pytest.mark.rule("A8", "F3")
 async def test_what_was_asked_meanwhile_comes_behind_the_second_half(store: Gated) -> None:
     commits: list[Committed] = []
-    writer = Writer(store, lambda: 1, MAX_BATCH, [commits.append])
+    writer = Writer(store, lambda: 1, MAX_BATCH, [(commits.append, None)])
     store.fast = True
     given: list[object] = []
     asked = 4 * MIN_HALF
