@@ -22,8 +22,7 @@ from pickup.dids.identities import OwnIdentities, Vault
 from pickup.dids.resolver import CachingResolver, DidWebResolver
 from pickup.dispatcher import DidcommContext, InboundRequest
 from pickup.envelope import OpenedEnvelope
-from pickup.envelope.library import LibraryEnvelopes
-from pickup.envelope.v2 import DidcommMessagingLibrary
+from pickup.envelope.library import DIDCOMM_MESSAGING, LibraryEnvelopes, load_library
 from pickup.invitations import InvitationService
 from pickup.message import DIDCOMM, ReplyMessage, read
 from pickup.metrics import DidcommMetrics
@@ -93,7 +92,7 @@ async def setup(*tenants: str) -> AsyncIterator[Setup]:
         context = DidcommContext(
             mediation=mediation,
             resolver=resolver,
-            envelopes=LibraryEnvelopes(resolver, identities, max_bytes=1 << 20, v2=DidcommMessagingLibrary()),
+            envelopes=LibraryEnvelopes(resolver, identities, max_bytes=1 << 20, v2=load_library(DIDCOMM_MESSAGING)),
             identities=identities,
             sessions=None,
             metrics=DidcommMetrics(CollectorRegistry()),

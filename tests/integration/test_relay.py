@@ -19,8 +19,7 @@ from mediator.mailboxes.bounds import Bounds
 from pickup import endpoint_relay, outbound
 from pickup.broker import MediationBroker
 from pickup.endpoint_relay import EndpointRelay
-from pickup.envelope.library import LibraryEnvelopes
-from pickup.envelope.v2 import DidcommMessagingLibrary
+from pickup.envelope.library import DIDCOMM_MESSAGING, LibraryEnvelopes, load_library
 from pickup.message import encode
 from pickup.metrics import DidcommMetrics
 from pickup.outbound import OutboundClient, OutboundMessage, OutboundQueue
@@ -147,7 +146,7 @@ async def setup(
         guard = Guard([ip_network(network) for network in networks])
         stack.push_async_callback(guard.close)
         envelopes = LibraryEnvelopes(
-            MemoryResolver(people), MemorySecrets(people), max_bytes=1 << 20, v2=DidcommMessagingLibrary()
+            MemoryResolver(people), MemorySecrets(people), max_bytes=1 << 20, v2=load_library(DIDCOMM_MESSAGING)
         )
         registry, pauses, live = CollectorRegistry(), Pauses(), set[int]()
         client, metrics = OutboundClient(envelopes, guard), DidcommMetrics(registry)

@@ -21,8 +21,7 @@ from pickup import message as messages
 from pickup.dids.document import DidDocument
 from pickup.dids.resolver import CachingResolver, DidWebResolver
 from pickup.envelope import Envelopes, reading
-from pickup.envelope.library import LibraryEnvelopes
-from pickup.envelope.v2 import DidcommMessagingLibrary
+from pickup.envelope.library import DIDCOMM_MESSAGING, LibraryEnvelopes, load_library
 from pickup.message import DIDCOMM
 from pickup.metrics import DidcommMetrics
 from pickup.outbound import DeliveryOutcome, OutboundClient, OutboundMessage, OutboundQueue
@@ -380,8 +379,8 @@ async def test_envelopes_are_told_apart_by_what_nobody_can_change(generation: Ge
     """Space, order and padding are free for who sends an envelope once more."""
     alice, bob = Person.make("alice", "X25519"), Person.make("bob", "X25519")
     people = MemoryResolver([alice, bob])
-    ours = LibraryEnvelopes(people, MemorySecrets([bob]), max_bytes=LIMIT, v2=DidcommMessagingLibrary())
-    theirs = LibraryEnvelopes(people, MemorySecrets([alice]), max_bytes=LIMIT, v2=DidcommMessagingLibrary())
+    ours = LibraryEnvelopes(people, MemorySecrets([bob]), max_bytes=LIMIT, v2=load_library(DIDCOMM_MESSAGING))
+    theirs = LibraryEnvelopes(people, MemorySecrets([alice]), max_bytes=LIMIT, v2=load_library(DIDCOMM_MESSAGING))
 
     async def sealed() -> bytes:
         if generation is V1:

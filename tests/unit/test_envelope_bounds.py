@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mediator.errors import EnvelopeError, MessageTooLargeError, UnresolvedDidError
 from pickup.envelope import OpenedEnvelope
-from pickup.envelope.library import LibraryEnvelopes, load_library
+from pickup.envelope.library import DIDCOMM_MESSAGING, LibraryEnvelopes, load_library
 from pickup.envelope.reading import MAX_DEPTH, MAX_PROTECTED, V1_CIPHER
 from pickup.envelope.v2 import DidcommMessagingLibrary
 from pickup.envelope.v2_didcomm import DidcommLibrary
@@ -37,7 +37,7 @@ ENVELOPES = {
 }
 OURS = [
     LibraryEnvelopes(MemoryResolver([US, THEM]), MemorySecrets([US]), max_bytes=LIMIT, v2=library())
-    for library in (DidcommLibrary, DidcommMessagingLibrary, lambda: load_library("didcomm-messaging"))
+    for library in (DidcommLibrary, DidcommMessagingLibrary, lambda: load_library(DIDCOMM_MESSAGING))
 ]
 REFUSED = (EnvelopeError, UnresolvedDidError)
 
@@ -183,7 +183,7 @@ async def test_a_header_that_is_too_long_is_not_read(name):
     fields = json.loads(ENVELOPES[name])
     fields["protected"] = b64(json.loads(unb64(fields["protected"])) | {"x": "x" * MAX_PROTECTED})
     ours = LibraryEnvelopes(
-        MemoryResolver([US, THEM]), MemorySecrets([US]), max_bytes=1 << 20, v2=DidcommMessagingLibrary()
+        MemoryResolver([US, THEM]), MemorySecrets([US]), max_bytes=1 << 20, v2=load_library(DIDCOMM_MESSAGING)
     )
     with pytest.raises(EnvelopeError, match="protected header of at most"):
         await ours.open(orjson.dumps(fields))

@@ -11,8 +11,7 @@ from mediator.mailboxes.bounds import Bounds
 from pickup.broker import MediationBroker
 from pickup.dids.identities import OwnIdentities, Vault
 from pickup.dids.resolver import CachingResolver, DidWebResolver
-from pickup.envelope.library import LibraryEnvelopes
-from pickup.envelope.v2 import DidcommMessagingLibrary
+from pickup.envelope.library import DIDCOMM_MESSAGING, LibraryEnvelopes, load_library
 from pickup.rules.names import canonical
 from pickup.rules.records import MediationRules
 from tests.harness.node import Rust
@@ -49,7 +48,10 @@ def _nested(service: Mapping[str, Any]) -> dict[str, Any]:
 async def envelopes(identities: OwnIdentities) -> AsyncIterator[LibraryEnvelopes]:
     guard = Guard()
     yield LibraryEnvelopes(
-        CachingResolver(identities, DidWebResolver(guard)), identities, max_bytes=1 << 20, v2=DidcommMessagingLibrary()
+        CachingResolver(identities, DidWebResolver(guard)),
+        identities,
+        max_bytes=1 << 20,
+        v2=load_library(DIDCOMM_MESSAGING),
     )
     await guard.close()
 

@@ -1,10 +1,10 @@
-"""v2 envelopes between us and didcomm-rust, both ways, by either of our libraries."""
+"""v2 envelopes between us and didcomm-rust, both ways, by each of our libraries."""
 
 from typing import Any
 
 import pytest
 
-from pickup.envelope.library import LibraryEnvelopes
+from pickup.envelope.library import DIDCOMM_MESSAGING, LibraryEnvelopes, load_library
 from pickup.envelope.v2 import DidcommMessagingLibrary, V2Library
 from pickup.envelope.v2_didcomm import DidcommLibrary
 from pickup.rules.records import Generation
@@ -16,7 +16,7 @@ CURVES = ("X25519", "P-256")
 BODY = {"text": "Grüße, 漢字 und 🎈"}
 
 
-@pytest.fixture(params=[DidcommLibrary, DidcommMessagingLibrary])
+@pytest.fixture(params=[DidcommLibrary, DidcommMessagingLibrary, lambda: load_library(DIDCOMM_MESSAGING)])
 def library(request: pytest.FixtureRequest) -> V2Library:
     return request.param()
 
