@@ -13,7 +13,10 @@ MANY = max(AIMS)
 UNSYNCED = 0.7
 """Of the rate of JetStream without fsync."""
 CPU_TIMES = 3
+SAME_PROMISE = {1: 0.6, 10: 1, 100: 1.5}
+"""Of the rate of JetStream without fsync, by a service that does not wait for it either."""
 OURS, ALWAYS, DEFAULT = "service", "JetStream sync always", "JetStream default, no fsync"
+INTERVAL = "store.sync = interval"
 ADDRESS = "send"
 
 Results = Mapping[str, list[nats_clients.Result]]
@@ -23,9 +26,11 @@ def run(bench: Bench) -> Iterator[ResultRow]:
     service = ServiceProcess(bench.folder / "ours")
     fsynced = JetStreamServer(bench.folder / "always", sync_always=True)
     default = JetStreamServer(bench.folder / "default")
-    servers = {OURS: service, ALWAYS: fsynced, DEFAULT: default}
+    unsynced = ServiceProcess(bench.folder / "interval", env={"MEDIATOR_STORE__SYNC": "interval"})
+    servers = {OURS: service, INTERVAL: unsynced, ALWAYS: fsynced, DEFAULT: default}
     with running(*servers.values()):
-        nats_clients.run("make", service, addresses=[ADDRESS])
+        for each in (service, unsynced):
+            nats_clients.run("make", each, addresses=[ADDRESS])
         for in_flight in AIMS:
             yield from _asked(bench, servers, in_flight)
         yield from _counted(bench, servers)
@@ -37,10 +42,14 @@ def _asked(bench: Bench, servers: Mapping[str, ServerProcess], in_flight: int) -
     def peer(name: str) -> nats_clients.Result:
         return nats_clients.run("publish", servers[name], stream="send", **same)
 
+    def ours(name: str) -> nats_clients.Result:
+        return nats_clients.run("send", servers[name], addresses=[ADDRESS], **same)
+
     seen = bench.in_turn(
         f"SEND, {in_flight} in flight",
         {
-            OURS: lambda _: nats_clients.run("send", servers[OURS], addresses=[ADDRESS], **same),
+            OURS: lambda _: ours(OURS),
+            INTERVAL: lambda _: ours(INTERVAL),
             ALWAYS: lambda _: peer(ALWAYS),
             DEFAULT: lambda _: peer(DEFAULT),
         },
@@ -58,6 +67,9 @@ def _asked(bench: Bench, servers: Mapping[str, ServerProcess], in_flight: int) -
     else:
         yield beside(against, "/s", rates[OURS], rates[DEFAULT])
         yield beside(f"{what}, CPU of all processes a message / {DEFAULT}", "µs", cpu[OURS], cpu[DEFAULT])
+    interval = f"{what}, {INTERVAL} / {DEFAULT}"
+    yield headline(at_least(interval, "/s", rates[INTERVAL], rates[DEFAULT], SAME_PROMISE[in_flight]))
+    yield beside(f"{what}, {INTERVAL}, CPU of all processes a message / {DEFAULT}", "µs", cpu[INTERVAL], cpu[DEFAULT])
     yield beside(f"{what}, CPU of all processes a message / {ALWAYS}", "µs", cpu[OURS], cpu[ALWAYS])
     latency = _of(seen, "p99_ms")
     yield beside(f"{what}, p99 / {ALWAYS}", "ms", latency[OURS], latency[ALWAYS])
@@ -66,7 +78,7 @@ def _asked(bench: Bench, servers: Mapping[str, ServerProcess], in_flight: int) -
 def _counted(bench: Bench, servers: Mapping[str, ServerProcess]) -> Iterator[ResultRow]:
     """Compare once more with a client that only counts, so that neither side waits for nats-py."""
     what = f"SEND, {MANY} in flight, a client that only counts"
-    subjects = {OURS: (f"{nats_clients.API}MSG.SEND.{ADDRESS}", '"error":""')}
+    subjects = dict.fromkeys((OURS, INTERVAL), (f"{nats_clients.API}MSG.SEND.{ADDRESS}", '"error":""'))
 
     def load(name: str) -> nats_clients.Result:
         subject, good = subjects.get(name, ("send.0", '"seq":'))
@@ -78,6 +90,7 @@ def _counted(bench: Bench, servers: Mapping[str, ServerProcess]) -> Iterator[Res
     for peer in (ALWAYS, DEFAULT):
         yield beside(f"{what} / {peer}", "/s", rates[OURS], rates[peer])
         yield beside(f"{what}, CPU of all processes a message / {peer}", "µs", cpu[OURS], cpu[peer])
+    yield beside(f"{what}, {INTERVAL} / {DEFAULT}", "/s", rates[INTERVAL], rates[DEFAULT])
     yield figure(f"{what}: its own CPU a message", "µs", _of(seen, "client_us")[OURS])
 
 
