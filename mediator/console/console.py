@@ -27,8 +27,9 @@ FOLDER: Final = Path(__file__).with_name("static")
 ROUTE: Final = "/console/static/"
 _TYPES: Final = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 _TRUE = frozenset({"on", "true", "1"})
-GROUPS: Final = ("Service", "Mail")
-"""The first headings of the navigation; those that parts bring follow."""
+GROUPS: Final = ("Mail", "Agents", "Wallets")
+"""The first headings of the navigation; others that parts bring follow, and the last is ``Service``."""
+SERVICE: Final = "Service"
 GRACE: Final = 5.0
 """Seconds beyond an operation's own limit, for its form and what leads back."""
 _NOTICE: Final = "mediator_notice"
@@ -156,7 +157,7 @@ class Console:
     def navigation(self, actor: Actor) -> Mapping[str, list[Page]]:
         """Return the pages that somebody may see, by heading."""
         listed = [page for _, page in sorted(self._pages, key=_by_origin) if page.group and page.right in actor.rights]
-        groups = dict.fromkeys([*GROUPS, *(page.group for page in listed)])
+        groups = dict.fromkeys([*GROUPS, *(page.group for page in listed if page.group != SERVICE), SERVICE])
         return {group: found for group in groups if (found := [page for page in listed if page.group == group])}
 
     # Requests.

@@ -48,6 +48,7 @@ from mediator.operate.records import (
 from mediator.operate.scheduler import CleanupMinute, CleanupSummary, JobView
 from mediator.operate.sign_in import SignInView
 from mediator.operate.tenant_operations import MAX_LISTED
+from mediator.operate.units import format_count
 
 FINDINGS_SECONDS: Final = 60.0
 """Between two looks of the doctor for live pages."""
@@ -77,8 +78,8 @@ class Overview:
     def pages(self) -> tuple[Page, ...]:
         """Return the pages."""
         return (
-            Page("", "Overview", self._show, group="Service", template="overview.html"),
-            Page("/history", "The last hour in numbers", self._history),
+            Page("", "Overview", self._show, group="Mail", template="overview.html"),
+            Page("/history", "The last hour as a table", self._history),
             Page("/history.json", "", self._samples),
             Page("/live", "", self._follow),
         )
@@ -145,15 +146,15 @@ _MINUTES: Final = [
     ),
     Column("requests/s", field="requests", kind=Kind.RATE),
     Column("failed/s", field="failed", kind=Kind.RATE),
-    Column("p50", field="p50", kind=Kind.SECONDS),
-    Column("p99", field="p99", kind=Kind.SECONDS),
+    Column("latency p50", field="p50", kind=Kind.SECONDS),
+    Column("latency p99", field="p99", kind=Kind.SECONDS),
     Column("stored", field="messages", kind=Kind.NUMBER),
 ]
 _INSTANCES: Final = [
     Column("instance", field="instance"),
     Column("state", field="state", kind=Kind.STATE),
     Column("requests/s", field="requests", kind=Kind.RATE),
-    Column("p99", field="p99", kind=Kind.SECONDS),
+    Column("latency p99", field="p99", kind=Kind.SECONDS),
     Column("NATS connections", field="nats", kind=Kind.NUMBER),
     Column("WebSockets", field="websocket", kind=Kind.NUMBER),
     Column("started", field="since", kind=Kind.TIME),
@@ -376,7 +377,7 @@ class MailboxPages:
 
 
 def _oldest(mailbox: Answer) -> str:
-    return f"The oldest {mailbox['counted']:,} messages by lane"
+    return f"The oldest {format_count(mailbox['counted'], 'message')} by lane"
 
 
 def _place(visit: Visit) -> dict[str, str]:
@@ -399,7 +400,7 @@ _TENANTS: Final = [
     *QUOTAS,
 ]
 _QUOTA_TITLES: Final = [*((column.field, heading(column)) for column in QUOTAS), ("burst", "Burst (messages at once)")]
-GRACES: Final = ((0, "end at once"), (3_600_000, "1 hour"), (86_400_000, "1 day"), (604_800_000, "7 days"))
+GRACES: Final = ((0, "not at all"), (3_600_000, "1 hour"), (86_400_000, "1 day"), (604_800_000, "7 days"))
 """Milliseconds for which former secrets may stay valid, and how that reads."""
 AUDIT_FIELDS: Final = ("actor", "operation", "since", "until", "result")
 PLOTTED: Final = 3

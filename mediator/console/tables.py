@@ -83,7 +83,9 @@ def span(milliseconds: float | None) -> str:
 
 def seconds(value: float | None) -> str:
     """Show how long something took."""
-    return f"{milliseconds(value)} ms" if value is not None and value < 1 else span(value and value * 1000)
+    if value is None or value >= 1:
+        return span(value and value * 1000)
+    return f"{milliseconds(value)} ms" if value == 0 or value >= 0.0001 else "< 0.1 ms"
 
 
 def size(count: int | None) -> str:

@@ -199,7 +199,7 @@ def diagnose(found: Inspection, named: str, bounds: Bounds, now: int) -> list[Fi
     """
     findings = [*_mailbox(found, now), *_full(found, bounds), *_wallet(found.view, now), *_groups(found, named, now)]
     if not any(finding.level is Level.PROBLEM for finding in findings):
-        findings.append(Finding(Level.OK, "Nothing is stuck."))
+        findings.append(Finding(Level.OK, "No problems."))
     order = list(Level)
     return sorted(findings, key=lambda finding: -order.index(finding.level))
 
@@ -207,23 +207,22 @@ def diagnose(found: Inspection, named: str, bounds: Bounds, now: int) -> list[Fi
 def _mailbox(found: Inspection, now: int) -> Iterator[Finding]:
     mailbox, delayed = found.mailbox, found.view.delayed
     if mailbox.messages == found.expired:
-        came = f", the last one came {_when(mailbox.last_at, now)}" if mailbox.next_id else ", none ever came"
-        yield Finding(Level.NOTE, f"The mailbox holds no message that can be read{came}.")
+        last = f"; the last one arrived {_when(mailbox.last_at, now)}" if mailbox.next_id else "; none has ever arrived"
+        yield Finding(Level.NOTE, f"The mailbox has no readable message{last}.")
     if delayed.messages:
         due = f" The next is due {_when(delayed.next_due_at, now)}." if delayed.next_due_at is not None else ""
-        yield Finding(Level.NOTE, f"Delayed, and out of sight until due: {_messages(delayed.messages)}.{due}")
+        yield Finding(Level.NOTE, f"Delayed and invisible until due: {_messages(delayed.messages)}.{due}")
     if mailbox.expire_at is not None and mailbox.expire_at - now < DAY:
         yield Finding(
             Level.NOTE,
-            f"The mailbox expires {_when(mailbox.expire_at, now)}, with everything in it.",
-            "The TTL of a mailbox is fixed at creation; fetch what matters before.",
+            f"The mailbox expires {_when(mailbox.expire_at, now)}, with all its messages.",
+            "The TTL of a mailbox is fixed at creation. Fetch what you need before.",
         )
     if found.first_end is not None:
         yield Finding(
             Level.NOTE,
-            f"Among the oldest, {_messages(found.ending)} with an end of their own; the first goes "
-            f"{_when(found.first_end, now)}.",
-            "After that it is not delivered any more, acknowledged or not.",
+            f"Among the oldest, {_messages(found.ending)} with a TTL; the first expires {_when(found.first_end, now)}.",
+            "An expired message is not delivered, acknowledged or not.",
         )
     if found.expired:
         yield Finding(Level.NOTE, f"Expired: {_messages(found.expired)}; the clean-up frees the space.")
@@ -265,9 +264,8 @@ def _wallet(view: MailboxView, now: int) -> Iterator[Finding]:
     oldest = view.oldest.created_at
     yield Finding(
         Level.PROBLEM if now - oldest > DAY else Level.NOTE,
-        f"It keeps the mail of a wallet, connection {view.connection}: the oldest has waited since "
-        f"{_when(oldest, now)}.",
-        f"`mediator connections show {view.connection}` says when the wallet was last seen, and how its mail is "
+        f"Mailbox of a wallet, connection {view.connection}: the oldest message has waited since {_when(oldest, now)}.",
+        f"`mediator connections show {view.connection}` shows when the wallet was last seen and how its mail is "
         "delivered. Mail that is not picked up is removed after didcomm.keep_days.",
     )
 
@@ -281,15 +279,15 @@ def _groups(found: Inspection, named: str, now: int) -> Iterator[Finding]:
             since = f", the oldest since {_when(view.oldest.created_at, now)}" if view.oldest else ""
             yield Finding(
                 Level.PROBLEM,
-                f"No group has ever fetched from it, and it holds {_messages(there)}{since}.",
-                f"Begin with `mediator fetch {named} --group NAME --deliver earliest`. "
+                f"No group has fetched from it yet; {_messages(there)} waiting{since}.",
+                f"Start with `mediator fetch {named} --group NAME --deliver earliest`. "
                 "A FETCH without a group leaves no trace here and removes nothing.",
             )
         return
     for group in view.groups:
         yield from _group(named, group, now)
     if view.group_count > len(view.groups):
-        yield Finding(Level.NOTE, f"It has {view.group_count} groups; the first {len(view.groups)} were looked at.")
+        yield Finding(Level.NOTE, f"Only the first {len(view.groups)} of {view.group_count} groups were checked.")
     if there and mailbox.kind is not Kind.MEDIATION and all(group.idle for group in view.groups):
         yield _left_over(mailbox, named, there)
 
@@ -298,16 +296,16 @@ def _left_over(mailbox: Mailbox, address: str, there: int) -> Finding:
     if mailbox.retention is Retention.KEEP:
         return Finding(
             Level.NOTE,
-            f"Every group has read all. What is left ({_messages(there)}) stays, because the retention is keep: an ACK "
-            "removes nothing.",
-            "They go by TTL, by a newer message with their key, or by `mediator delete`. A work queue is created with "
+            f"Every group has read everything. {_messages(there)} left, since the retention is keep: an ACK removes "
+            "nothing.",
+            "A TTL, a newer message with the same key, or `mediator delete` removes them. Create a work queue with "
             "--retention until_ack.",
         )
     return Finding(
         Level.PROBLEM,
-        f"{_messages(there)} left before the position of every group: they came before its first FETCH, which began "
-        "with the latest.",
-        f"Set a group back: `mediator fetch {address} --group NAME --deliver earliest --force`.",
+        f"{_messages(there)} behind the position of every group: they arrived before its first FETCH, which started "
+        "at the latest.",
+        f"Reset a group: `mediator fetch {address} --group NAME --deliver earliest --force`.",
     )
 
 
@@ -318,14 +316,14 @@ def _group(address: str, group: GroupView, now: int) -> Iterator[Finding]:
         yield Finding(
             Level.PROBLEM,
             f"Group {name} got {about}{_messages(group.open)} without a lease and has not acknowledged them: "
-            "each FETCH returns the same again.",
+            "each FETCH returns the same ones again.",
             f"Acknowledge them: `mediator ack {address} --group {name} ID`. With a lease (--ack-wait) each message "
-            "goes to one worker, and comes again only when that one fails.",
+            "goes to one worker, and to another only if that one fails.",
         )
     if group.leased >= MAX_LEASED:
         yield Finding(
             Level.PROBLEM,
-            f"Group {name} holds {group.leased} leased messages, the maximum: it gets no new ones.",
+            f"Group {name} holds {group.leased} leased messages, the maximum, and gets no new ones.",
             "Acknowledge finished messages, or use shorter leases.",
         )
     if group.delayed:
@@ -347,24 +345,25 @@ def _group(address: str, group: GroupView, now: int) -> Iterator[Finding]:
     if group.due:
         yield Finding(
             Level.PROBLEM,
-            f"Leases of group {name} ended without an ACK: {_messages(group.due)} will come again with its next FETCH.",
-            "Its workers fail, are slower than the lease, or have stopped: look at them, or lease for longer "
+            f"Leases of group {name} ended without an ACK: {_messages(group.due)} will be delivered again by its "
+            "next FETCH.",
+            "Its workers fail, are slower than the lease, or have stopped. Check them, or use a longer lease "
             "(`mediator extend`, --ack-wait).",
         )
     if group.dead:
         least = "at least " if group.dead_more else ""
         yield Finding(
             Level.PROBLEM,
-            f"Dead for group {name}: {least}{_messages(group.dead)}, each delivered as often as it may be "
-            f"({group.max_deliver}) without an ACK.",
-            f"See them with `mediator dead list {address} --group {name}`; then redrive or drop them.",
+            f"Dead for group {name}: {least}{_messages(group.dead)}, each delivered "
+            f"{format_count(group.max_deliver or 0, 'time')} without an ACK.",
+            f"List them: `mediator dead list {address} --group {name}`. Then redrive or drop them.",
         )
     if group.waiting:
         long = group.waiting_since is not None and now - group.waiting_since > QUIET
         since = f", the oldest since {_when(group.waiting_since, now)}" if group.waiting_since is not None else ""
         yield Finding(
             Level.PROBLEM if long else Level.NOTE,
-            f"Group {name} is behind: {about}{_messages(group.waiting)} for its next FETCH{since}.",
+            f"Group {name} lags: {about}{_messages(group.waiting)} not yet fetched{since}.",
             "Its readers are too slow, too few, or not running." if long else "",
         )
 
@@ -375,6 +374,6 @@ def _messages(count: int) -> str:
 
 def _when(at: int | None, now: int) -> str:
     if at is None:
-        return "at a time not known"
+        return "at an unknown time"
     distance = f"in {format_duration(at - now)}" if at > now else f"{format_duration(now - at)} ago"
     return f"{format_time(at / 1000)} ({distance})"

@@ -15,6 +15,7 @@ from mediator.errors import NoSuchMailboxError
 from mediator.mailboxes.address import DEFAULT_TENANT, NUMBERED
 from mediator.operate.operations import Answer, Right
 from mediator.operate.records import Column, Kind, LaneView
+from mediator.operate.units import format_count
 from pickup import qr
 from pickup.operate.connections import LOOKED_AT, MAX_LISTED, MAX_NUMBER, SHOWN_HOURS
 from pickup.operate.records import (
@@ -27,7 +28,7 @@ from pickup.operate.records import (
 )
 from pickup.rules.records import TRAFFIC, Verdict
 
-GROUP: Final = "DIDComm"
+GROUP: Final = "Wallets"
 _ORDERS: Final = {
     "-created_at": "newest",
     "-messages": "depth",
@@ -127,7 +128,7 @@ async def _show_connection(visit: Visit) -> Shown:
         for name in ("queued", "delivered", "acknowledged")
     ]
     keys, listed = shown["keys"], len(shown["routes"])
-    caption = f"{keys:,} keys" + (f", the first {listed:,} of them" if keys > listed else "")
+    caption = format_count(keys, "key") + (f", the first {listed:,} of them" if keys > listed else "")
     return {
         "place": place,
         "shown": _with_delivery(place["tenant"], shown),
@@ -135,7 +136,7 @@ async def _show_connection(visit: Visit) -> Shown:
         "lanes": mailbox
         and visit.table(
             "lanes",
-            f"The oldest {mailbox['counted']:,} messages by lane",
+            f"The oldest {format_count(mailbox['counted'], 'message')} by lane",
             LaneView.columns("lane", "messages", "oldest_at"),
             mailbox["lanes"],
         ),

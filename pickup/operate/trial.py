@@ -153,14 +153,14 @@ class _Trial:
 
     def written(self, tenant: str, generation: str) -> Answer:
         ms = (self._last - self._began) * 1000
-        summary = f"It works: {len(TRY_STEPS)} steps and the cleaning up took {ms:.0f} ms."
+        summary = f"It works: {len(TRY_STEPS)} steps and the clean-up took {ms:.0f} ms."
         return {
             "tenant": tenant,
             "didcomm": generation,
             "at": self._at,
             "ok": not self._failed,
             "ms": round(ms, 3),
-            "summary": f"It failed before it was {self._failed}." if self._failed else summary,
+            "summary": f"Failed before it was {self._failed}." if self._failed else summary,
             "advice": self._advice,
             "steps": self._steps,
         }

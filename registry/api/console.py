@@ -34,7 +34,7 @@ def add_pages(console: Console) -> None:
     console.add_pages(
         "registry",
         Path(__file__).with_name("templates"),
-        Page("/agents", "Agents", _list, "Registry"),
+        Page("/agents", "Agents", _list, "Agents"),
         Page("/agents/{tenant}/{mailbox}", "Agent", _show, template="agent.html"),
     )
 

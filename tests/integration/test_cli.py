@@ -531,7 +531,7 @@ def test_doctor_explains_a_mailbox(mediator, box):
     mediator("send", box, "a")
     result = mediator("doctor", box)
     assert result.code == 1
-    assert result.out.startswith("!!  No group has ever fetched from it, and it holds 1 message")
+    assert result.out.startswith("!!  No group has fetched from it yet; 1 message waiting")
     assert f"mediator fetch {box} --group NAME --deliver earliest" in result.out
     mediator("fetch", box, "--group", "g", "--deliver", "earliest")
     (first, *_) = mediator("doctor", box, "--json").json["findings"]

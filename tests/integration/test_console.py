@@ -183,7 +183,7 @@ async def test_a_part_brings_pages_of_its_own(tmp_path: Path) -> None:
     async with console_site(tmp_path / "data", open_part) as site:
         page = await site.read("/console/echoes?text=<b>")
         assert "<h1>Heard &lt;b&gt;</h1>" in page
-        assert page.index("Overview") < page.index("Sounds") < page.index("/console/echoes")
+        assert page.index("Overview") < page.index("Sounds") < page.index("/console/echoes") < page.index("Audit log")
         site.role = "read"
         assert (await site.get("/console/echoes")).status == 403
         assert "Echoes" not in await site.read("/console")

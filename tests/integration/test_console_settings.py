@@ -16,4 +16,4 @@ async def test_settings_are_searched_and_secrets_masked(tmp_path: Path) -> None:
         assert "**********" in page
         page = await site.read("/console/settings?text=AUDIT+entries")
         assert re.findall(r'<div id="(\w+\.[^"]*)">', page) == ["operators.audit_days"]
-        assert "No option has this." in await site.read("/console/settings?text=<b>")
+        assert "No option matches." in await site.read("/console/settings?text=<b>")

@@ -82,7 +82,7 @@ async def test_a_tenant_that_is_gone_takes_no_place_in_the_list(site: ConsoleSit
 async def test_a_tenant_is_removed_comes_back_and_loses_its_mail(site: ConsoleSite) -> None:
     await done(site, "tenant-add", tenant="acme")
     await site.host.broker.create(Create("acme", "box"))
-    assert "Its mail is left" in await done(site, "tenant-remove", tenant="acme")
+    assert "Its mail is kept" in await done(site, "tenant-remove", tenant="acme")
     assert "Remove the tenant" in await done(site, "tenant-add", tenant="acme")
     gone = {"tenant": "acme", "delete_mail": "true", "done": "Deleted: $deleted.", "back": "/console/tenants"}
     assert "Deleted: 1." in await done(site, "tenant-remove", **gone)
@@ -100,7 +100,7 @@ async def test_a_reader_sees_tenants_and_changes_none(site: ConsoleSite) -> None
 
 async def test_those_of_the_settings_cannot_be_changed(site: ConsoleSite) -> None:
     page = await site.read("/console/tenants/default")
-    assert "It is in the settings" in page
+    assert "Defined in the settings" in page
     assert 'action="/console/do' not in page
     page = await done(site, "tenant-set", tenant="default", back="/console/tenants/default")
     assert "Not done: tenant: default is in the settings" in page

@@ -181,7 +181,7 @@ async def test_a_door_that_cannot_be_reached_is_told(tmp_path: Path, monkeypatch
         await until(refused, what="a second attempt at the same time is refused")
         failed = (await door.run("didcomm-tries"))["tries"][0]
         assert [(step["step"], step["ok"]) for step in failed["steps"]] == [("connected", False), ("cleaned up", True)]
-        assert failed["summary"] == "It failed before it was connected."
+        assert failed["summary"] == "Failed before it was connected."
         assert "didcomm.public_url" in failed["advice"]
         assert "didcomm.public_url" in await door.read("/try")
         assert (await door.run("invitations-list", limit=1))["total"] == 0
@@ -191,7 +191,7 @@ async def test_a_door_that_cannot_be_reached_is_told(tmp_path: Path, monkeypatch
 async def test_a_policy_that_refuses_the_attempt_is_named(tmp_path: Path) -> None:
     async with opened(tmp_path, policy="allow") as door:
         failed = await door.run("didcomm-try", didcomm="v2")
-        assert failed["summary"] == "It failed before it was granted."
+        assert failed["summary"] == "Failed before it was granted."
         assert failed["advice"].startswith("didcomm.policy is allow")
         assert (await door.run("connections-list", limit=1))["total"] == 0
 

@@ -69,7 +69,7 @@ async def test_a_tenant_is_added_bounded_rotated_and_removed(services: Services)
         assert [await works(service, password) for password in (first, second)] == [True, True]
 
         await tab.evaluate("document.querySelector('[data-replace]').click()")
-        await until(lambda: shows(tab, "All new secrets"), what="the tenant's page")
+        await until(lambda: shows(tab, "Rotate all secrets"), what="the tenant's page")
         await send(tab, "tenant-remove")
         await until(lambda: shows(tab, "Tenant acme is removed"), what="it is removed")
         assert not await works(service, second)

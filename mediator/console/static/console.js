@@ -15,7 +15,7 @@ function follow(state) {
     source.onopen = () => say("Live.");
     source.onerror = () => say(source.readyState === EventSource.CLOSED
       ? "Not live: you are signed out, or the service has no room for another live page. Reload to try again."
-      : "Connecting again…");
+      : "Reconnecting…");
     for (const part of document.querySelectorAll("[data-event]")) {
       source.addEventListener(part.dataset.event, (event) => {
         const many = Number(part.dataset.prepend);
@@ -33,7 +33,7 @@ function follow(state) {
     if (document.hidden && source) {
       source.close();
       source = null;
-      say("Paused while nobody looks.");
+      say("Paused while the page is hidden.");
     } else if (!document.hidden && !source) {
       open();
     }
