@@ -196,8 +196,8 @@ class Broker:
                 while not found.messages and not self._stopping:
                     rest = end - time.monotonic()
                     if rest <= 0:
-                        if found.braked_until is not None:
-                            found = await self._look(request, replace(found, braked_until=0))
+                        if found.backoff_until is not None:
+                            found = await self._look(request, replace(found, backoff_until=0))
                         break
                     if found.retry_at is not None:
                         rest = min(rest, max(0.001, (found.retry_at - self.clock()) / 1000))

@@ -17,7 +17,7 @@ from mediator.gateway.subscription import MessageBatch, Publisher, Subscription,
 from mediator.mailboxes import pushing
 from mediator.mailboxes.lanes import LANES
 from mediator.mailboxes.mailbox import MailboxKey
-from mediator.mailboxes.pushing import WINDOW, WINDOW_BYTES, Cursor, Found, LaneRun, lane_runs
+from mediator.mailboxes.pushing import WINDOW, WINDOW_BYTES, Cursor, LaneRun, NextMessages, lane_runs
 
 STORE_SECONDS = 0.25
 AT_ONCE = 500
@@ -41,7 +41,7 @@ class ReadMarks:
 
     def add(self, mailbox_id: int, confirmed: Sequence[LaneRun]) -> None:
         """Add messages of a mailbox that were confirmed."""
-        marks = pushing.highest([(run.lane, run.ids[-1]) for run in confirmed])
+        marks = pushing.highest_ids([(run.lane, run.ids[-1]) for run in confirmed])
         before = self._marks.get(mailbox_id)
         self._marks[mailbox_id] = marks if before is None else list(map(max, before, marks))
         self._something.set()
@@ -68,7 +68,7 @@ class ReadMarks:
 
     async def _write(self, marks: Mapping[int, Sequence[int]]) -> None:
         try:
-            await self._broker.write(lambda tx, _now: pushing.note(tx, marks), when_full=True)
+            await self._broker.write(lambda tx, _now: pushing.save_read_marks(tx, marks), when_full=True)
         except MediatorError as error:
             log.warning("read marks not stored", error=str(error))
 
@@ -144,7 +144,7 @@ class LiveFeed(Publisher):
         self._gone = False
         self._task: asyncio.Task[None] | None = None
 
-    def join(self, subscription: Subscription, cursor: Cursor, first: Found) -> None:
+    def join(self, subscription: Subscription, cursor: Cursor, first: NextMessages) -> None:
         """Add a subscription, which stands at ``cursor``; ``first`` was read for it."""
         subscription.cursor, subscription.first = cursor, first
         self._subscriptions.add(subscription)
@@ -160,7 +160,7 @@ class LiveFeed(Publisher):
         if not (first.complete and self._make_live(subscription)):
             self.resume(subscription)
 
-    def _push(self, subscription: Subscription, found: Found) -> bool:
+    def _push(self, subscription: Subscription, found: NextMessages) -> bool:
         """Push what was read for one subscription; return whether there was room for all."""
         if not push_batch(subscription, MessageBatch(found.messages)):
             return False
@@ -262,7 +262,7 @@ class LiveFeed(Publisher):
             await self._fan_out(found)
         return not found.complete
 
-    async def _fan_out(self, found: Found) -> None:
+    async def _fan_out(self, found: NextMessages) -> None:
         batch = MessageBatch(found.messages)
         pushed = 0
         for subscription in tuple(self._live):
@@ -274,14 +274,14 @@ class LiveFeed(Publisher):
                 self._live.pop(subscription, None)
             pushed += len(batch.messages)
 
-    async def _read(self, cursor: Cursor, limit: int, budget: int) -> Found | None:
+    async def _read(self, cursor: Cursor, limit: int, budget: int) -> NextMessages | None:
         """Read what is next; None: the mailbox is gone, and its subscriptions stay silent."""
         # The cursor may move during the read.
         still = Cursor(cursor.lanes, list(cursor.marks), cursor.until)
         while not self._gone:
             try:
                 return await self._broker.read(
-                    lambda tx, now: pushing.look(tx, self._key, self._mailbox_id, still, limit, budget, now)
+                    lambda tx, now: pushing.read_next(tx, self._key, self._mailbox_id, still, limit, budget, now)
                 )
             except NoSuchMailboxError:
                 self.stop()

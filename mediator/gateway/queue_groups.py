@@ -17,7 +17,7 @@ from mediator.mailboxes import pushing
 from mediator.mailboxes.fetching import Fetched
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.mailbox import MailboxKey
-from mediator.mailboxes.pushing import SEEN_EVERY, Item, LaneRun, Turn
+from mediator.mailboxes.pushing import SEEN_EVERY, Item, LaneRun, QueueGroupRequest
 from mediator.mailboxes.rows import StoredMessage
 
 AT_ONCE = 256
@@ -157,7 +157,9 @@ class QueueGroup(Publisher):
         self._confirmed, self._returned, self._again = [], [], []
         try:
             return await self._broker.write(
-                lambda tx, now: pushing.turn(tx, self._broker.bounds, request, now), self._key, when_full=True
+                lambda tx, now: pushing.serve_queue_group(tx, self._broker.bounds, request, now),
+                self._key,
+                when_full=True,
             )
         except NoSuchMailboxError:
             # The mailbox is gone; its subscriptions stay, and stay silent.
@@ -170,7 +172,7 @@ class QueueGroup(Publisher):
             await asyncio.sleep(RETRY_SECONDS)
         return None
 
-    def _request(self) -> Turn:
+    def _request(self) -> QueueGroupRequest:
         resting = self._blocked or self._paused
         free = [] if resting else [member for member in self._members if member.room]
         wanted = {lane for member in free for lane in member.subjects}
@@ -182,7 +184,7 @@ class QueueGroup(Publisher):
             self._renewed_at = now
             moving = (member for member in self._members if now - member.moved_at < STUCK_SECONDS)
             waiting = [msg_id for member in moving for run in member.window.waiting for msg_id in run.ids]
-        return Turn(
+        return QueueGroupRequest(
             self._key,
             self._mailbox_id,
             self._name,

@@ -12,7 +12,7 @@ import structlog
 
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.message import HIDDEN_ID, Message
-from mediator.mailboxes.pushing import Cursor, Found, Item, LaneRun, Window, lane_runs
+from mediator.mailboxes.pushing import Cursor, Item, LaneRun, NextMessages, Window, lane_runs
 from mediator.mailboxes.rows import StoredMessage
 from mediator.nats.editions import encode_python_push
 from mediator.nats.frames import CRLF, VERSION, encode_message
@@ -170,7 +170,7 @@ class Subscription:
     # What its publishers know of it.
     cursor: Cursor = field(init=False)
     """Where it stands in the feed of a mailbox."""
-    first: Found | None = None
+    first: NextMessages | None = None
     """What was read when it was opened, until it is started."""
     catching_up: asyncio.Task[None] | None = None
     has_more: bool = False

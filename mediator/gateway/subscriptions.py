@@ -98,7 +98,7 @@ class StoredMailSource(ABC):
             woken = watch.enter_context(self._broker.watching(key))
             async with self._reads:
                 mailbox_id, cursor, first = await self._broker.read(
-                    lambda tx, now: pushing.begin(tx, key, lanes, READ, WINDOW_BYTES, now, new_only)
+                    lambda tx, now: pushing.open_cursor(tx, key, lanes, READ, WINDOW_BYTES, now, new_only)
                 )
             feed = self._feeds.get(mailbox_id)
             if feed is None:
@@ -122,7 +122,7 @@ class StoredMailSource(ABC):
         Raises :class:`NoSuchMailboxError` (N10), :class:`TooManyGroupsError` (A4).
         """
         mailbox_id = await self._broker.write(
-            lambda tx, now: pushing.join(tx, key, name, self._keep, now), key, when_full=True
+            lambda tx, now: pushing.join_queue_group(tx, key, name, self._keep, now), key, when_full=True
         )
         group = self._groups.get((mailbox_id, name))
         if group is None:

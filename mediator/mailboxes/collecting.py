@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from mediator.mailboxes import creating
 from mediator.mailboxes.address import redact
 from mediator.mailboxes.events import EventType, message_event
-from mediator.mailboxes.fetching import bury, spent
+from mediator.mailboxes.fetching import dead_letter, is_exhausted
 from mediator.mailboxes.group import Group, LeaseCursor
 from mediator.mailboxes.mailbox import Mailbox
 from mediator.mailboxes.message import HIDDEN_ID, Expired, Handle
@@ -113,10 +113,10 @@ def ended_leases(tx: Transaction, after: LeaseCursor, now: int, limit: int) -> t
         dead = [
             lease
             for lease in tx.leases.get(group, list(there))
-            if not lease.dead and lease.until <= now and spent(group, lease)
+            if not lease.dead and lease.until <= now and is_exhausted(group, lease)
         ]
         if dead:
-            bury(tx, mailbox, group, dead, now)
+            dead_letter(tx, mailbox, group, dead, now)
         done += len(gone) + len(dead)
     return Collected(leases=done), ended[-1] if len(ended) == limit else None
 
@@ -286,7 +286,7 @@ def _leases(tx: Transaction, after: LeaseCursor, now: int) -> tuple[_Leased, _Le
             dead += [
                 (mailbox, lease.msg_id)
                 for lease in tx.leases.get(group, list(there))
-                if not lease.dead and spent(group, lease)
+                if not lease.dead and is_exhausted(group, lease)
             ]
         if len(ended) < LEASES_AT_ONCE:
             return gone, dead, True

@@ -67,8 +67,8 @@ class Fetched:
     start: int = 0
     """Where a stateless FETCH stands, fixed by its first read (F1)."""
     retry_at: int | None = None
-    """When to read again though no message came: a lease, a claim, the brake or the mailbox ends; milliseconds."""
-    braked_until: int | None = None
+    """When to read again though no message came: a lease, a claim, the backoff or the mailbox ends; milliseconds."""
+    backoff_until: int | None = None
     """Until when the connection is not handed again what it was handed last (F10)."""
     note: str = ""
     """Why messages that wait were not returned though more were wanted (F6)."""
@@ -106,7 +106,7 @@ def again(tx: Transaction, bounds: Bounds, request: Fetch, before: Fetched, now:
     group = tx.groups.find(mailbox, request.group)
     if group is None:
         return Fetched(mailbox.no, [])
-    return serve(tx, bounds, mailbox, group, request, now, braked_until=before.braked_until)
+    return serve(tx, bounds, mailbox, group, request, now, backoff_until=before.backoff_until)
 
 
 def _start(tx: Transaction, bounds: Bounds, mailbox: Mailbox, request: Fetch, now: int) -> int:
@@ -139,11 +139,11 @@ def serve(
     request: Fetch,
     now: int,
     lanes: Sequence[Lane] = LANES,
-    braked_until: int | None = None,
+    backoff_until: int | None = None,
 ) -> Fetched:
     """Return the next messages of these lanes for a group, and note that they were delivered (F3, F6, F7, F9, F10).
 
-    ``braked_until``: as it was returned when this request last read.
+    ``backoff_until``: as it was returned when this request last read.
     """
     ack_wait = _ack_wait(bounds, mailbox, request)
     # The first FETCH that names a bound fixes it (F7).
@@ -166,18 +166,18 @@ def serve(
     messages, fresh, moved = selection.taken.messages, selection.fresh, selection.moved
     note = FULL if room < request.num_msgs and not selection.taken.room and selection.has_more() else ""
     items = [(LANES[message.lane_number], message.msg_id) for message in messages]
-    if items and not ack_wait and request.connection and request.max_wait and braked_until is None:
-        braked_until = _brake(tx, group, request, items, now)
-    if not items or (braked_until is not None and braked_until > now and _count_repeats(tx, group, request, items)):
+    if items and not ack_wait and request.connection and request.max_wait and backoff_until is None:
+        backoff_until = _find_backoff_end(tx, group, request, items, now)
+    if not items or (backoff_until is not None and backoff_until > now and _count_repeats(tx, group, request, items)):
         _keep(tx, group, must_keep, moved)
         ends = [
             tx.leases.next_end(group, now),
             tx.claims.next_end(group.no, request.connection, now) if claimed is not None else None,
             mailbox.expire_at,
-            braked_until,
+            backoff_until,
         ]
         retry_at = min((end for end in ends if end is not None), default=None)
-        return Fetched(mailbox.no, [], retry_at=retry_at, braked_until=braked_until, note=note)
+        return Fetched(mailbox.no, [], retry_at=retry_at, backoff_until=backoff_until, note=note)
     if claimed is not None and not group.shared:
         group.shared = must_keep = True
         group.replies = []
@@ -275,7 +275,9 @@ def _count_repeats(tx: Transaction, group: Group, request: Fetch, items: Sequenc
     return tx.claims.count_repeats(group.no, request.connection, tuple([msg_id for _, msg_id in items]))
 
 
-def _brake(tx: Transaction, group: Group, request: Fetch, items: Sequence[tuple[Lane, int]], now: int) -> int | None:
+def _find_backoff_end(
+    tx: Transaction, group: Group, request: Fetch, items: Sequence[tuple[Lane, int]], now: int
+) -> int | None:
     """Return until when to hold back messages that come again and again: 1, 2, 4 ... ms (F10)."""
     repeats = _count_repeats(tx, group, request, items)
     return now + min(1 << min(repeats - 2, 20), request.max_wait) if repeats >= 2 else None
@@ -321,17 +323,17 @@ def _due(tx: Transaction, mailbox: Mailbox, group: Group, lanes: Sequence[Lane],
     while due := tx.leases.due(group, now, limit, lanes):
         there = tx.messages.handles(mailbox, [lease.msg_id for lease in due], now)
         gone = [lease.msg_id for lease in due if lease.msg_id not in there]
-        dead = [lease for lease in due if lease.msg_id in there and spent(group, lease)]
+        dead = [lease for lease in due if lease.msg_id in there and is_exhausted(group, lease)]
         if not gone and not dead:
             break
         if gone:
             tx.leases.remove(group, gone)
         if dead:
-            bury(tx, mailbox, group, dead, now)
+            dead_letter(tx, mailbox, group, dead, now)
     return due
 
 
-def may_be_full(tx: Transaction, group: Group, now: int) -> bool:
+def may_be_at_lease_limit(tx: Transaction, group: Group, now: int) -> bool:
     """Whether as many leases of the group run as may, including those whose messages are gone."""
     return tx.leases.count(group, now).running >= MAX_LEASED
 
@@ -361,12 +363,12 @@ def _all_live(mailbox: Mailbox, group: Group, now: int) -> bool:
     return checked.first_expiry is None or checked.first_expiry > now
 
 
-def spent(group: Group, lease: Lease) -> bool:
+def is_exhausted(group: Group, lease: Lease) -> bool:
     """Whether an ended lease was the last one its message gets (F7)."""
     return group.max_deliver is not None and lease.deliveries >= group.max_deliver and lease.until != NO_LEASE
 
 
-def bury(tx: Transaction, mailbox: Mailbox, group: Group, leases: Sequence[Lease], now: int) -> None:
+def dead_letter(tx: Transaction, mailbox: Mailbox, group: Group, leases: Sequence[Lease], now: int) -> None:
     """Make messages dead for a group (F7)."""
     for lease in leases:
         lease.dead, lease.delayed = True, False
@@ -403,7 +405,7 @@ class _Basket:
     def add(self, messages: Sequence[StoredMessage]) -> Sequence[StoredMessage]:
         """Take and return what fits; one message is taken whatever its size."""
         for number, message in enumerate(messages):
-            cost = message.shown_size
+            cost = message.max_encoded_size
             if self.room <= 0 or (self.messages and cost > self.budget):
                 self.budget = 0
                 self.full = True

@@ -11,7 +11,7 @@ from mediator.errors import NoSuchMailboxError, TooManyGroupsError
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.creating import get_live_mailbox
 from mediator.mailboxes.events import EventType, message_events
-from mediator.mailboxes.fetching import Fetch, Fetched, may_be_full, room_for_leases, serve
+from mediator.mailboxes.fetching import Fetch, Fetched, may_be_at_lease_limit, room_for_leases, serve
 from mediator.mailboxes.group import MAX_GROUPS, Group, Lease
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.mailbox import Mailbox, MailboxKey
@@ -89,7 +89,7 @@ class Cursor:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class NextMessages:
     """What a cursor is given next, and where it stands then."""
 
     messages: list[StoredMessage]
@@ -98,11 +98,7 @@ class Found:
     """Whether nothing more was there."""
 
 
-Begun = tuple[int, Cursor, Found]
-"""The mailbox's number, where the subscription stands, and what comes first."""
-
-
-def begin(
+def open_cursor(
     tx: Transaction,
     key: MailboxKey,
     lanes: Iterable[Lane],
@@ -110,7 +106,7 @@ def begin(
     budget: int,
     now: int,
     new_only: Iterable[Lane] = (),
-) -> Begun:
+) -> tuple[int, Cursor, NextMessages]:
     """Begin a subscription to a mailbox, which wants these lanes, highest first; what it is given first is read.
 
     Of the lanes in ``new_only`` it is given what comes from now on. Raises :class:`NoSuchMailboxError` (N10).
@@ -119,18 +115,20 @@ def begin(
     cursor = Cursor(tuple(lanes), [-1] * len(LANES), mailbox.next_id)
     for lane in new_only:
         cursor.marks[lane] = mailbox.next_id - 1
-    return mailbox.no, cursor, _read_next(tx, mailbox, cursor, limit, budget, now)
+    return mailbox.no, cursor, _read_behind(tx, mailbox, cursor, limit, budget, now)
 
 
-def look(tx: Transaction, key: MailboxKey, mailbox_id: int, cursor: Cursor, limit: int, budget: int, now: int) -> Found:
+def read_next(
+    tx: Transaction, key: MailboxKey, mailbox_id: int, cursor: Cursor, limit: int, budget: int, now: int
+) -> NextMessages:
     """Return the next messages of a cursor, which itself stays as it is; one comes whatever its size (E6, E8).
 
     Raises :class:`NoSuchMailboxError` when the mailbox ended, also if the address was created again.
     """
-    return _read_next(tx, get_live_mailbox(tx, *key, now, mailbox_id), cursor, limit, budget, now)
+    return _read_behind(tx, get_live_mailbox(tx, *key, now, mailbox_id), cursor, limit, budget, now)
 
 
-def _read_next(tx: Transaction, mailbox: Mailbox, cursor: Cursor, limit: int, budget: int, now: int) -> Found:
+def _read_behind(tx: Transaction, mailbox: Mailbox, cursor: Cursor, limit: int, budget: int, now: int) -> NextMessages:
     messages: list[StoredMessage] = []
     marks = list(cursor.marks)
     for last in (min(cursor.until, mailbox.next_id) - 1, mailbox.next_id - 1):
@@ -148,16 +146,16 @@ def _read_next(tx: Transaction, mailbox: Mailbox, cursor: Cursor, limit: int, bu
                 messages += new
                 marks[lane] = new[-1].msg_id
             if messages and (budget <= 0 or len(messages) >= limit):
-                return Found(messages, marks, complete=False)
+                return NextMessages(messages, marks, complete=False)
             # The lane holds nothing more up to there, now or later.
             marks[lane] = last
-    return Found(messages, marks, complete=True)
+    return NextMessages(messages, marks, complete=True)
 
 
 # Groups whose members share messages (on NATS: queue groups).
 
 
-def join(tx: Transaction, key: MailboxKey, name: str, keep: int, now: int) -> int:
+def join_queue_group(tx: Transaction, key: MailboxKey, name: str, keep: int, now: int) -> int:
     """Let a member join a queue group, and return the mailbox's number.
 
     A group that is new, or was without members for ``keep`` milliseconds, starts from the oldest message (E7).
@@ -181,7 +179,7 @@ def join(tx: Transaction, key: MailboxKey, name: str, keep: int, now: int) -> in
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class QueueGroupRequest:
     """What the members of a queue group at one instance did, and what they have room for."""
 
     key: MailboxKey
@@ -201,7 +199,7 @@ class Turn:
     """Bytes they may take; one comes whatever its size."""
 
 
-def turn(tx: Transaction, bounds: Bounds, request: Turn, now: int) -> Fetched:
+def serve_queue_group(tx: Transaction, bounds: Bounds, request: QueueGroupRequest, now: int) -> Fetched:
     """Settle, take back, renew, and give out what is next (E7); what is confirmed stays for everybody else (A5).
 
     Raises :class:`NoSuchMailboxError` when the mailbox ended, or the group with it.
@@ -225,12 +223,12 @@ def turn(tx: Transaction, bounds: Bounds, request: Turn, now: int) -> Fetched:
 
 
 def _settle(tx: Transaction, mailbox: Mailbox, group: Group, items: Collection[Item], now: int) -> None:
-    was_full = may_be_full(tx, group, now)
+    was_full = may_be_at_lease_limit(tx, group, now)
     ids = [msg_id for _, msg_id in items]
     tx.leases.remove(group, ids)
     if was_full:
         tx.woken.add(mailbox.key)
-    tx.pushed.raise_to(mailbox, highest(items))
+    tx.pushed.raise_to(mailbox, highest_ids(items))
     there = tx.messages.handles(mailbox, ids, now).values()
     tx.events += message_events(EventType.ACKNOWLEDGED, now, mailbox, there, group.no)
 
@@ -269,7 +267,7 @@ def _renew(tx: Transaction, group: Group, ids: Collection[int], now: int) -> Non
 # How far messages were confirmed.
 
 
-def highest(items: Collection[Item]) -> list[int]:
+def highest_ids(items: Collection[Item]) -> list[int]:
     """Return the highest msg_id of each lane, -1 for none."""
     marks = [-1] * len(LANES)
     for lane, msg_id in items:
@@ -277,7 +275,7 @@ def highest(items: Collection[Item]) -> list[int]:
     return marks
 
 
-def note(tx: Transaction, confirmed: Mapping[int, Sequence[int]]) -> None:
+def save_read_marks(tx: Transaction, confirmed: Mapping[int, Sequence[int]]) -> None:
     """Keep how far the mail of mailboxes, by their numbers, was confirmed per lane (E4)."""
     for mailbox_id, mailbox in tx.mailboxes.by_no(confirmed).items():
         tx.pushed.raise_to(mailbox, confirmed[mailbox_id])

@@ -10,7 +10,7 @@ from mediator.mailboxes.address import RESERVED
 from mediator.mailboxes.bounds import MAX_FETCH
 from mediator.mailboxes.creating import get_live_mailbox, owned
 from mediator.mailboxes.events import Event, EventType
-from mediator.mailboxes.fetching import spent
+from mediator.mailboxes.fetching import is_exhausted
 from mediator.mailboxes.group import MAX_LEASED
 from mediator.mailboxes.lanes import LANES
 from mediator.mailboxes.mailbox import Mailbox
@@ -49,7 +49,7 @@ def query(tx: Transaction, request: Query, now: int) -> list[StoredMessage]:
     if group is None:
         return []
     # A message is dead from the end of its last lease on, whether a FETCH has looked since or not.
-    counts = {x.msg_id: x.deliveries for x in tx.leases.due(group, now, MAX_LEASED) if spent(group, x)}
+    counts = {x.msg_id: x.deliveries for x in tx.leases.due(group, now, MAX_LEASED) if is_exhausted(group, x)}
     after = -1
     while len(counts) < MAX_DEAD_LOOKED_AT and (more := tx.leases.dead(group, after, CHUNK)):
         counts |= {lease.msg_id: lease.deliveries for lease in more}
@@ -60,7 +60,7 @@ def query(tx: Transaction, request: Query, now: int) -> list[StoredMessage]:
         if len(found) == request.limit or (found and budget <= 0):
             break
         found.append(message.with_deliveries(counts[message.msg_id]))
-        budget -= message.shown_size
+        budget -= message.max_encoded_size
     return _fit(found[::-1], request)
 
 
@@ -100,7 +100,7 @@ def unread(tx: Transaction, request: Unread, now: int) -> Waiting:
         if len(found) == MAX_FETCH or left <= 0:
             break
         for message in tx.messages.lane(mailbox, lane, mark, MAX_FETCH - len(found), left, now):
-            left -= message.shown_size
+            left -= message.max_encoded_size
             if left < 0 and found:
                 break
             found.append(message)
@@ -111,7 +111,7 @@ def _fit(found: list[StoredMessage], request: Query) -> list[StoredMessage]:
     """Leave out the oldest when the reply would be too large (N7, Q1)."""
     budget = request.budget
     for number, message in enumerate(reversed(found)):
-        budget -= message.shown_head if request.headers_only else message.shown_size
+        budget -= message.max_encoded_head_size if request.headers_only else message.max_encoded_size
         if budget < 0 and number > 0:
             return found[len(found) - number :]
     return found

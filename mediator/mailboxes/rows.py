@@ -96,7 +96,7 @@ class StoredMessage(NamedTuple):
         return sent_at
 
     @property
-    def shown_size(self) -> int:
+    def max_encoded_size(self) -> int:
         """Bytes it takes in a reply at most: its payload in base64, everything else with escapes (N6, N7)."""
         payload = len(self.payload)
         return 4 * (payload + 2) // 3 + 2 * (self.size - payload) + ITEM_COST
@@ -107,7 +107,7 @@ class StoredMessage(NamedTuple):
         return self.size - self._around
 
     @property
-    def shown_head(self) -> int:
+    def max_encoded_head_size(self) -> int:
         """Bytes it takes in a reply without its payload, at most."""
         return 2 * self._around + ITEM_COST
 

@@ -14,7 +14,7 @@ from mediator.errors import BadRequestError, TooManyDelayedError
 from mediator.mailboxes.claims import HandedReply
 from mediator.mailboxes.creating import get_live_mailbox
 from mediator.mailboxes.events import EventType, message_events
-from mediator.mailboxes.fetching import bury, may_be_full, spent
+from mediator.mailboxes.fetching import dead_letter, is_exhausted, may_be_at_lease_limit
 from mediator.mailboxes.group import MAX_DELAYED, MAX_LEASED, NO_LEASE, Group, Lease
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.mailbox import Mailbox, Retention
@@ -61,7 +61,7 @@ def ack_all(tx: Transaction, requests: Sequence[Ack], now: int) -> list[int]:
         _end(tx, mailbox, group, settling.ended, now)
     settling.finish(steps)
     for step in steps:
-        _tell_done(tx, mailbox, group, step.done, now)
+        _add_ack_events(tx, mailbox, group, step.done, now)
     if settling.removes and (done := [handle for step in steps for handle in step.done]):
         tx.messages.remove(mailbox, done)
     tx.claims.acknowledge_up_to(group.no, first.connection, settling.marks)
@@ -98,7 +98,7 @@ def _ack_shared(tx: Transaction, mailbox: Mailbox, group: Group, request: Ack, n
         group.shared = False
     if (group.settled, group.shared) != before:
         tx.groups.save(group)
-    _tell_done(tx, mailbox, group, done, now)
+    _add_ack_events(tx, mailbox, group, done, now)
     if done and mailbox.retention is Retention.UNTIL_ACK:
         tx.messages.remove(mailbox, done)
     tx.claims.acknowledge(group.no, request.connection, coverage.covers)
@@ -107,7 +107,7 @@ def _ack_shared(tx: Transaction, mailbox: Mailbox, group: Group, request: Ack, n
 
 def _end(tx: Transaction, mailbox: Mailbox, group: Group, ended: Collection[int], now: int) -> None:
     """End leases, and wake those who may have waited for room."""
-    if may_be_full(tx, group, now):
+    if may_be_at_lease_limit(tx, group, now):
         tx.woken.add(mailbox.key)
     tx.leases.remove(group, sorted(ended))
 
@@ -116,7 +116,7 @@ def _has_leases(tx: Transaction, group: Group, now: int) -> bool:
     return tx.leases.count(group, now).due or tx.leases.next_end(group, now) is not None
 
 
-def _tell_done(tx: Transaction, mailbox: Mailbox, group: Group, done: Sequence[Handle], now: int) -> None:
+def _add_ack_events(tx: Transaction, mailbox: Mailbox, group: Group, done: Sequence[Handle], now: int) -> None:
     tx.events += message_events(EventType.ACKNOWLEDGED, now, mailbox, done, group.no)
     if mailbox.retention is Retention.UNTIL_ACK:
         tx.events += message_events(EventType.DELETED, now, mailbox, done)
@@ -416,9 +416,9 @@ def _dead(tx: Transaction, request: Dead, now: int) -> tuple[Mailbox, Group, lis
     if group is None:
         raise BadRequestError("group_name", "the mailbox has no such group")
     # A message is dead from the end of its last lease on, whether a FETCH has looked since or not.
-    ended = [lease for lease in tx.leases.due(group, now, MAX_LEASED) if spent(group, lease)]
+    ended = [lease for lease in tx.leases.due(group, now, MAX_LEASED) if is_exhausted(group, lease)]
     if ended:
-        bury(tx, mailbox, group, ended, now)
+        dead_letter(tx, mailbox, group, ended, now)
     if request.ids is None:
         dead = tx.leases.dead(group, -1, DEAD_SLICE)
     else:

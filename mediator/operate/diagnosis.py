@@ -8,7 +8,7 @@ from typing import Any
 from mediator.mailboxes.address import RESERVED
 from mediator.mailboxes.bounds import DAY, Bounds, Quota
 from mediator.mailboxes.creating import get_live_mailbox
-from mediator.mailboxes.fetching import spent
+from mediator.mailboxes.fetching import is_exhausted
 from mediator.mailboxes.group import MAX_GROUPS, MAX_LEASED, NO_LEASE, Group
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.mailbox import Kind, Mailbox, Retention
@@ -141,7 +141,7 @@ def _group_view(tx: Transaction, mailbox: Mailbox, group: Group, window: _Window
     due = tx.leases.due(group, now, MAX_LEASED)
     there = tx.messages.handles(mailbox, [lease.msg_id for lease in due], now)
     ended = [lease for lease in due if lease.msg_id in there]
-    last = [lease.msg_id for lease in ended if spent(group, lease)]
+    last = [lease.msg_id for lease in ended if is_exhausted(group, lease)]
     unleased = sum(lease.until == NO_LEASE for lease in ended)
     buried = [lease.msg_id for lease in tx.leases.dead(group, -1, DEAD + 1)]
     dead = tx.messages.handles(mailbox, [*last, *buried[:DEAD]], now)

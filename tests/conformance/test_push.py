@@ -8,7 +8,7 @@ from mediator.errors import NoSuchMailboxError, TooManyGroupsError
 from mediator.mailboxes import collecting, pushing
 from mediator.mailboxes.group import MAX_GROUPS, Lease
 from mediator.mailboxes.lanes import LANES, Lane
-from mediator.mailboxes.pushing import Turn
+from mediator.mailboxes.pushing import QueueGroupRequest
 from tests.harness.broker import BOX, DAY, Broker
 from tests.harness.samples import ALL, T0, TENANT, add, cut, get, ids, leases, put
 from tests.harness.stores import undone
@@ -117,11 +117,11 @@ class House(Broker):
     """A broker whose mailbox has a queue."""
 
     def join(self, name="workers"):
-        return self.run(lambda tx: pushing.join(tx, PLACE, name, KEEP, self.now))
+        return self.run(lambda tx: pushing.join_queue_group(tx, PLACE, name, KEEP, self.now))
 
     def turn(self, no, **told):
-        request = Turn(PLACE, no, "workers", **told)
-        return ids(self.run(lambda tx: pushing.turn(tx, self.bounds, request, self.now)).messages)
+        request = QueueGroupRequest(PLACE, no, "workers", **told)
+        return ids(self.run(lambda tx: pushing.serve_queue_group(tx, self.bounds, request, self.now)).messages)
 
     def all(self, no, **told):
         return self.turn(no, lanes=LANES, room=100, budget=ALL, **told)

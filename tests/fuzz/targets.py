@@ -97,14 +97,14 @@ def check_draft(made: Draft) -> None:
     message = StoredMessage(0, kept.lane, kept.size, kept.created_at, *rows.particulars(kept), kept.payload, 0)
     for text in (False, True):
         shown = protocol.encode_messages([message], text=text)
-        assert len(shown) <= message.shown_size, (len(shown), message.shown_size)
+        assert len(shown) <= message.max_encoded_size, (len(shown), message.max_encoded_size)
         (item,) = orjson.loads(shown)["messages"]
         named = {} if made.reply_to is None else {"mq9-reply-to": made.reply_to}
         assert item.get("headers", {}) == made.headers | named
         assert item.get("tags", []) == list(made.tags)
         assert item.get("key") == made.key
     assert message.payload_size == len(made.payload)
-    assert len(protocol.encode_messages([message], headers_only=True)) <= message.shown_head
+    assert len(protocol.encode_messages([message], headers_only=True)) <= message.max_encoded_head_size
 
 
 def publish(data: bytes) -> None:

@@ -220,14 +220,14 @@ async def test_a_client_stays_connected_when_a_mailbox_is_missing(house: House) 
 @pytest.mark.rule("N10", "E9")
 async def test_a_pong_waits_for_the_store_but_not_for_ever(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mediator.gateway.subscriptions.ANSWER_SECONDS", 1.0)
-    begin, away = pushing.begin, True
+    begin, away = pushing.open_cursor, True
 
     def fail(*args: Any) -> Any:
         if away:
             raise UnavailableError("disk I/O error")
         return begin(*args)
 
-    monkeypatch.setattr(pushing, "begin", fail)
+    monkeypatch.setattr(pushing, "open_cursor", fail)
     raw = await house.raw()
     raw.write(b'CONNECT {"verbose":false}\r\nSUB %b.* 1\r\nPING\r\nSUB a 2\r\nPUB a 1\r\nx\r\n' % BOX.encode())
     assert await raw.until(b"MSG") == b"MSG a 2 1", "other messages do not wait"

@@ -49,7 +49,7 @@ async def test_mail_that_comes_during_the_first_read_is_pushed(
     service: Service, pushes: Pushes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await service.create()
-    begin, loop = pushing.begin, asyncio.get_running_loop()
+    begin, loop = pushing.open_cursor, asyncio.get_running_loop()
 
     async def send() -> None:
         await service.send(b"late")
@@ -61,7 +61,7 @@ async def test_mail_that_comes_during_the_first_read_is_pushed(
         asyncio.run_coroutine_threadsafe(send(), loop).result()
         return begun
 
-    monkeypatch.setattr(pushing, "begin", begin_slowly)
+    monkeypatch.setattr(pushing, "open_cursor", begin_slowly)
     first = await pushes.subscribe("MAILBOX.MSG.task.*")
     await first.got(1)
     second = await pushes.subscribe("MAILBOX.MSG.task.*")
@@ -80,7 +80,7 @@ async def test_mail_of_the_first_read_is_not_read_again(
 ) -> None:
     await service.create()
     await service.send(b"mail")
-    monkeypatch.setattr(pushing, "look", None)
+    monkeypatch.setattr(pushing, "read_next", None)
     await (await pushes.subscribe("MAILBOX.MSG.task.*")).got(1)
     await pushes.settled()
 

@@ -293,8 +293,8 @@ def test_what_comes_again_and_again_is_held_back(broker: Broker) -> None:
         if found.messages:
             held.append(0)
             continue
-        assert found.braked_until == found.retry_at is not None
-        held.append(found.braked_until - broker.now)
+        assert found.backoff_until == found.retry_at is not None
+        held.append(found.backoff_until - broker.now)
         broker.advance(held[-1] - 1)
         found = broker.again(request, found)
         assert not found.messages

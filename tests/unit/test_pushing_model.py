@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from mediator.errors import NoSuchMessageError
 from mediator.mailboxes import pushing
 from mediator.mailboxes.lanes import LANES, Lane
-from mediator.mailboxes.pushing import LEASE, Cursor, Item, Turn
+from mediator.mailboxes.pushing import LEASE, Cursor, Item, QueueGroupRequest
 from mediator.mailboxes.rows import StoredMessage
 from mediator.store.base import Store
 from tests.harness.broker import BOX, DAY, SECOND, TENANT, Broker
@@ -107,7 +107,9 @@ class Pushing(RuleBasedStateMachine):
         taken=st.sampled_from([0, 1, 3, AMPLE, AMPLE]),
     )
     def subscribe(self, lanes: list[Lane], limit: int, budget: int, taken: int) -> None:
-        no, cursor, first = self.broker.run(lambda tx: pushing.begin(tx, PLACE, lanes, limit, budget, self.broker.now))
+        no, cursor, first = self.broker.run(
+            lambda tx: pushing.open_cursor(tx, PLACE, lanes, limit, budget, self.broker.now)
+        )
         assert no == self.no
         self.followers.append(Follower(cursor))
         self.give(self.followers[-1], first, limit, budget, taken)
@@ -122,10 +124,12 @@ class Pushing(RuleBasedStateMachine):
     def look(self, data: st.DataObject, limit: int, budget: int, taken: int) -> None:
         follower = data.draw(st.sampled_from(self.followers))
         cursor = follower.cursor
-        found = self.broker.run(lambda tx: pushing.look(tx, PLACE, self.no, cursor, limit, budget, self.broker.now))
+        found = self.broker.run(
+            lambda tx: pushing.read_next(tx, PLACE, self.no, cursor, limit, budget, self.broker.now)
+        )
         self.give(follower, found, limit, budget, taken)
 
-    def give(self, follower: Follower, found: pushing.Found, limit: int, budget: int, taken: int) -> None:
+    def give(self, follower: Follower, found: pushing.NextMessages, limit: int, budget: int, taken: int) -> None:
         cursor = follower.cursor
         assert len(found.messages) <= limit
         assert len(found.messages) <= 1 or sum(message.size for message in found.messages) <= budget
@@ -160,7 +164,7 @@ class Pushing(RuleBasedStateMachine):
     @precondition(lambda self: len(self.members) < 3)
     @rule()
     def join(self) -> None:
-        assert self.broker.run(lambda tx: pushing.join(tx, PLACE, QUEUE, KEEP, self.broker.now)) == self.no
+        assert self.broker.run(lambda tx: pushing.join_queue_group(tx, PLACE, QUEUE, KEEP, self.broker.now)) == self.no
         self.members.append(Member())
 
     @precondition(lambda self: self.members)
@@ -194,9 +198,9 @@ class Pushing(RuleBasedStateMachine):
             assert self.live(lanes) <= self.confirmed | waiting, "nothing is skipped"
 
     def turn(self, **told: object) -> list[StoredMessage]:
-        request = Turn(PLACE, self.no, QUEUE, **told)  # type: ignore[arg-type]
+        request = QueueGroupRequest(PLACE, self.no, QUEUE, **told)  # type: ignore[arg-type]
         broker = self.broker
-        return broker.run(lambda tx: pushing.turn(tx, broker.bounds, request, broker.now)).messages
+        return broker.run(lambda tx: pushing.serve_queue_group(tx, broker.bounds, request, broker.now)).messages
 
     def check_shared(self, message: StoredMessage, lanes: list[Lane]) -> None:
         msg_id, now = message.msg_id, self.broker.now

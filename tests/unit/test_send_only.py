@@ -56,8 +56,12 @@ VERBS: dict[str, Callable[[Broker, str], Any]] = {
     "update": lambda broker, to: broker.update("token", to, desc="mine"),
     "set": lambda broker, to: broker.set_ack_wait(SECOND, to),
     "end": lambda broker, to: broker.delete_mailbox(to),
-    "subscribe": lambda broker, to: broker.run(lambda tx: pushing.begin(tx, (TENANT, to), LANES, 9, 99, broker.now)),
-    "join": lambda broker, to: broker.run(lambda tx: pushing.join(tx, (TENANT, to), GROUP, DAY, broker.now)),
+    "subscribe": lambda broker, to: broker.run(
+        lambda tx: pushing.open_cursor(tx, (TENANT, to), LANES, 9, 99, broker.now)
+    ),
+    "join": lambda broker, to: broker.run(
+        lambda tx: pushing.join_queue_group(tx, (TENANT, to), GROUP, DAY, broker.now)
+    ),
 }
 
 
