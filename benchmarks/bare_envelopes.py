@@ -21,9 +21,9 @@ from pickup.client.plaintext import write
 from pickup.client.sender import forward_v1
 from pickup.dids.resolver import read as document_of
 from pickup.envelope.reading import Jwe, read
-from pickup.envelope.v2 import DidcommMessagingLibrary
 from pickup.rules import names
 from pickup.rules.records import Generation
+from tests.harness.didcomm_messaging import DidcommMessaging
 
 REPEAT = 100
 MAX_BYTES = 1 << 24
@@ -82,7 +82,7 @@ async def _v1() -> Cost:
 async def _v2() -> Cost:
     wallet = Wallet()
     holder, mediator = wallet.new_did(), wallet.new_did()
-    library, tools = DidcommMessagingLibrary(), ClientResources(wallet)
+    library, tools = DidcommMessaging(), ClientResources(wallet)
     theirs, ours = document_of(holder).key_agreement[0], document_of(mediator).key_agreement[0]
     secret = wallet.kid(ours.kid)
     assert secret is not None

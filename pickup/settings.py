@@ -90,9 +90,9 @@ class DidcommSettings(PartSettings):
         default="didcomm-messaging",
         description="What seals and opens DIDComm v2 envelopes. With didcomm-messaging, which is installed with the "
         "mediator, those on X25519 and P-256 are sealed and opened on `cryptography` directly, in half of the time, "
-        "and all others by that library. With didcomm all of them are sealed by it; it cannot be installed with the "
-        "mediator, since its pins exclude ours: run `pip install --no-deps didcomm==0.3.2 attrs base58 packaging "
-        "varint` before you choose it. The envelopes are the same.",
+        "and all others by the JOSE library that it is built on. With didcomm all of them are sealed by that; it "
+        "cannot be installed with the mediator, since its pins exclude ours: run `pip install --no-deps "
+        "didcomm==0.3.2 attrs base58 packaging varint` before you choose it. The envelopes are the same.",
     )
     max_connections: Whole = Field(
         default=MediationRules().max_connections,

@@ -11,7 +11,7 @@ from pickup.dids.material import multibase, peer_2_fragments
 from pickup.envelope import OpenedEnvelope
 from pickup.envelope.reading import MAX_V2_RECIPIENTS, Jwe, Jws, V1Envelope, mark_of, read, read_layer
 from pickup.envelope.v1 import NOT_FOR_US, V1Library
-from pickup.envelope.v2 import DidcommMessagingLibrary, V2Library, verify
+from pickup.envelope.v2 import JoseLibrary, verify
 from pickup.envelope.v2_cryptography import CryptographyLibrary
 from pickup.rules.names import canonical
 from pickup.rules.records import Generation
@@ -24,13 +24,13 @@ MAX_FRAGMENTS = 4096
 _PEER_2 = "did:peer:2"
 
 
-def load_library(name: str) -> V2Library:
+def load_library(name: str) -> JoseLibrary:
     """Return the library that the setting ``didcomm.envelope_library`` names.
 
     Raises :class:`SetupError` when it is not installed.
     """
     if name == DIDCOMM_MESSAGING:
-        return CryptographyLibrary(DidcommMessagingLibrary())
+        return CryptographyLibrary()
     try:
         from pickup.envelope.v2_didcomm import DidcommLibrary
     except ModuleNotFoundError as error:
@@ -49,7 +49,7 @@ class LibraryEnvelopes:
     (``python -m benchmarks envelopes``).
     """
 
-    def __init__(self, resolver: DidResolver, secrets: Secrets, *, max_bytes: int, v2: V2Library) -> None:
+    def __init__(self, resolver: DidResolver, secrets: Secrets, *, max_bytes: int, v2: JoseLibrary) -> None:
         self._resolver = resolver
         self._secrets = secrets
         self._max_bytes = max_bytes

@@ -1,38 +1,39 @@
-"""v2 envelopes: keys in the form of the JOSE library (authlib), signatures, and the libraries that seal and open."""
+"""v2 envelopes by the JOSE library (authlib), on which the DIDComm libraries are built: keys, signatures, layers."""
 
 import base64
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
+import orjson
 from authlib import deprecate
 
 from mediator.errors import EnvelopeError
 from pickup import base64url
 from pickup.dids.document import PublicKey, Secret
-from pickup.envelope.reading import SIGNERS, Jwe, Jws
+from pickup.envelope import V2_MEDIA_TYPE
+from pickup.envelope.reading import ANONCRYPT, AUTHCRYPT, SIGNERS, Jwe, Jws, apv_of
 from pickup.message import encode
 
 with warnings.catch_warnings():
-    # Both DIDComm libraries need it; pyproject.toml keeps authlib below the version that drops it.
+    # The DIDComm libraries need it too; pyproject.toml keeps authlib below the version that drops it.
     warnings.simplefilter("ignore", deprecate.AuthlibDeprecationWarning)
     from authlib.jose import ECKey, JsonWebEncryption, JsonWebSignature, OKPKey
     from authlib.jose.drafts import register_jwe_draft
     from authlib.jose.rfc7515 import jws
     from authlib.jose.rfc7516 import jwe
-    from didcomm_messaging.crypto.backend.authlib import AuthlibCryptoService, AuthlibKey, AuthlibSecretKey
 
 register_jwe_draft(JsonWebEncryption)
 
 __all__ = [
-    "DidcommMessagingLibrary",
+    "JoseLibrary",
     "JsonWebEncryption",
     "JsonWebSignature",
     "OKPKey",
     "PaddedECKey",
-    "V2Library",
     "private",
+    "protected_header",
     "public",
     "verify",
 ]
@@ -116,55 +117,36 @@ def verify(jws: Jws, key: PublicKey) -> bytes:
     return payload
 
 
-class _PublicKey(AuthlibKey):  # type: ignore[misc]
-    """Of any curve: the library can encrypt to all, but writes the multikey of few, which nothing here asks for."""
+def protected_header(to: Sequence[PublicKey], sender: Secret | None) -> dict[str, Any]:
+    """Return what is protected of a layer beside its epk, with the cipher that every receiver has to know.
 
-    @classmethod
-    def key_to_multikey(cls, key: Any) -> str:
-        return ""
-
-
-class _Crypto(AuthlibCryptoService):  # type: ignore[misc]
-    """With the cipher for anoncrypt that every receiver has to know."""
-
-    def _build_header_ecdh_es(self, to: Any, alg: str, enc: str) -> Any:
-        return super()._build_header_ecdh_es(to, alg, "A256CBC-HS512")
-
-
-class DidcommMessagingLibrary:
-    """Implements :class:`pickup.envelope.v2.V2Library`."""
-
-    def __init__(self) -> None:
-        self._crypto = _Crypto()
-
-    async def decrypt(self, jwe: Jwe, recipient: Secret, sender: PublicKey | None) -> bytes:
-        """Open a layer."""
-        # The JOSE library takes it parsed too.
-        envelope: Any = jwe.only_for(recipient.kid)
-        key = AuthlibSecretKey(private(recipient), recipient.kid)
-        if sender is None:
-            payload: bytes = await self._crypto.ecdh_es_decrypt(envelope, key)
-        else:
-            payload = await self._crypto.ecdh_1pu_decrypt(envelope, key, _PublicKey(public(sender), sender.kid))
-        return payload
-
-    async def encrypt(self, message: Mapping[str, Any], to: Sequence[PublicKey], sender: Secret | None) -> bytes:
-        """Seal."""
-        keys = [_PublicKey(public(key), key.kid) for key in to]
-        plaintext = encode(message)
-        if sender is None:
-            sealed: bytes = await self._crypto.ecdh_es_encrypt(keys, plaintext)
-        else:
-            secret = AuthlibSecretKey(private(sender), sender.kid)
-            sealed = await self._crypto.ecdh_1pu_encrypt(keys, secret, plaintext)
-        return sealed
+    It is also the one that binds a sender (draft-madden-jose-ecdh-1pu-04 §2.1).
+    """
+    header = {
+        "typ": V2_MEDIA_TYPE,
+        "alg": ANONCRYPT if sender is None else AUTHCRYPT,
+        "enc": "A256CBC-HS512",
+        "apv": apv_of(tuple(sorted(key.kid for key in to))),
+    }
+    if sender is not None:
+        header |= {"apu": base64url.encode(sender.kid.encode()), "skid": sender.kid}
+    return header
 
 
-class V2Library(Protocol):
+class JoseLibrary:
     """Encrypts and decrypts one layer, with keys that were chosen and checked before; any exception is a refusal."""
 
     async def decrypt(self, jwe: Jwe, recipient: Secret, sender: PublicKey | None) -> bytes:
         """Open a layer with the key of one of its recipients; ``sender`` is given for authcrypt."""
+        sender_key = None if sender is None else public(sender)
+        key = recipient.kid, private(recipient)
+        opened = JsonWebEncryption().deserialize_json(jwe.only_for(recipient.kid), key, sender_key=sender_key)
+        payload: bytes = opened["payload"]
+        return payload
 
     async def encrypt(self, message: Mapping[str, Any], to: Sequence[PublicKey], sender: Secret | None) -> bytes:
         """Seal for keys of one curve: authcrypt from a key of ours on that curve, else anoncrypt."""
+        recipients = [{"header": {"kid": key.kid}} for key in to]
+        header = {"protected": protected_header(to, sender), "recipients": recipients}
+        keys, sender_key = [public(key) for key in to], None if sender is None else private(sender)
+        return orjson.dumps(JsonWebEncryption().serialize_json(header, encode(message), keys, sender_key=sender_key))

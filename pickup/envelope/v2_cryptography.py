@@ -31,9 +31,8 @@ from mediator.errors import EnvelopeError
 from pickup import base64url
 from pickup.dids.document import PublicKey, Secret
 from pickup.dids.material import P256, X25519
-from pickup.envelope import V2_MEDIA_TYPE
-from pickup.envelope.reading import ANONCRYPT, AUTHCRYPT, Jwe, apv_of, decode
-from pickup.envelope.v2 import V2Library
+from pickup.envelope.reading import Jwe, decode
+from pickup.envelope.v2 import JoseLibrary, protected_header
 from pickup.message import encode
 
 CBC_HMAC, GCM, XCHACHA = "A256CBC-HS512", "A256GCM", "XC20P"
@@ -47,16 +46,13 @@ _COORDINATE = 32
 _P256 = ec.SECP256R1()
 
 
-class CryptographyLibrary:
-    """Implements :class:`pickup.envelope.v2.V2Library`; everything unusual is left to another one."""
-
-    def __init__(self, other: V2Library) -> None:
-        self._other = other
+class CryptographyLibrary(JoseLibrary):
+    """Does the usual suites itself, and leaves everything else to the JOSE library."""
 
     async def decrypt(self, jwe: Jwe, recipient: Secret, sender: PublicKey | None) -> bytes:
         """Open a layer; :class:`EnvelopeError` when it was damaged, or not sealed for this key by this sender."""
         if jwe.curve not in (X25519, P256) or jwe.epks:
-            return await self._other.decrypt(jwe, recipient, sender)
+            return await super().decrypt(jwe, recipient, sender)
         try:
             return _decrypt(jwe, recipient, sender)
         except (ValueError, InvalidTag, InvalidUnwrap, nacl.exceptions.CryptoError) as error:
@@ -65,7 +61,7 @@ class CryptographyLibrary:
     async def encrypt(self, message: Mapping[str, Any], to: Sequence[PublicKey], sender: Secret | None) -> bytes:
         """Seal; :class:`EnvelopeError` when a key is not on its curve."""
         if to[0].curve not in (X25519, P256):
-            return await self._other.encrypt(message, to, sender)
+            return await super().encrypt(message, to, sender)
         try:
             return _encrypt(encode(message), to, sender)
         except ValueError as error:
@@ -93,18 +89,9 @@ def _decrypt(jwe: Jwe, recipient: Secret, sender: PublicKey | None) -> bytes:
 
 
 def _encrypt(plaintext: bytes, to: Sequence[PublicKey], sender: Secret | None) -> bytes:
-    """Seal with the one cipher that every receiver has to know, and authcrypt binds to (draft §2.1)."""
     curve = to[0].curve
     ephemeral: Any = X25519PrivateKey.generate() if curve == X25519 else ec.generate_private_key(_P256)
-    header: dict[str, Any] = {
-        "typ": V2_MEDIA_TYPE,
-        "alg": ANONCRYPT if sender is None else AUTHCRYPT,
-        "enc": CBC_HMAC,
-        "apv": apv_of(tuple(sorted(key.kid for key in to))),
-        "epk": _jwk_of(curve, ephemeral.public_key()),
-    }
-    if sender is not None:
-        header |= {"apu": base64url.encode(sender.kid.encode()), "skid": sender.kid}
+    header = {**protected_header(to, sender), "epk": _jwk_of(curve, ephemeral.public_key())}
     protected = base64url.encode(orjson.dumps(header))
     content_key, iv = os.urandom(64), os.urandom(16)
     padder = PKCS7(128).padder()

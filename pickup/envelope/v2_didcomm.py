@@ -2,7 +2,6 @@
 
 It only seals. Its ``unpack`` is not used: it parses every key again for each message, opens all layers at once without
 bounds on the inner ones, fetches documents for ``from_prior``, and leaves generators for the event loop to close.
-Layers are opened by authlib, on which it is built.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,8 +10,7 @@ from typing import Any
 import orjson
 
 from pickup.dids.document import PublicKey, Secret
-from pickup.envelope.reading import Jwe
-from pickup.envelope.v2 import JsonWebEncryption, private, public
+from pickup.envelope.v2 import JoseLibrary, private, public
 
 # isort: split
 # After the keys, which import the JOSE library without its warnings.
@@ -26,18 +24,8 @@ _ANON = AnonCryptAlg.A256CBC_HS512_ECDH_ES_A256KW
 """The ciphers that every receiver has to know."""
 
 
-class DidcommLibrary:
-    """Implements :class:`pickup.envelope.v2.V2Library`."""
-
-    async def decrypt(self, jwe: Jwe, recipient: Secret, sender: PublicKey | None) -> bytes:
-        """Open a layer."""
-        opened = JsonWebEncryption().deserialize_json(
-            jwe.only_for(recipient.kid),
-            (recipient.kid, private(recipient)),
-            sender_key=None if sender is None else public(sender),
-        )
-        payload: bytes = opened["payload"]
-        return payload
+class DidcommLibrary(JoseLibrary):
+    """Seals by ``didcomm``."""
 
     async def encrypt(self, message: Mapping[str, Any], to: Sequence[PublicKey], sender: Secret | None) -> bytes:
         """Seal."""

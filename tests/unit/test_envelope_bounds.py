@@ -13,7 +13,8 @@ from mediator.errors import EnvelopeError, MessageTooLargeError, UnresolvedDidEr
 from pickup.envelope import OpenedEnvelope
 from pickup.envelope.library import DIDCOMM_MESSAGING, LibraryEnvelopes, load_library
 from pickup.envelope.reading import MAX_DEPTH, MAX_PROTECTED, V1_CIPHER
-from pickup.envelope.v2 import DidcommMessagingLibrary
+from pickup.envelope.v2 import JoseLibrary
+from pickup.envelope.v2_cryptography import CryptographyLibrary
 from pickup.envelope.v2_didcomm import DidcommLibrary
 from pickup.rules.names import verkey
 from tests.harness import askar
@@ -37,12 +38,12 @@ ENVELOPES = {
 }
 OURS = [
     LibraryEnvelopes(MemoryResolver([US, THEM]), MemorySecrets([US]), max_bytes=LIMIT, v2=library())
-    for library in (DidcommLibrary, DidcommMessagingLibrary, lambda: load_library(DIDCOMM_MESSAGING))
+    for library in (DidcommLibrary, JoseLibrary, CryptographyLibrary)
 ]
 REFUSED = (EnvelopeError, UnresolvedDidError)
 
 every_envelope = pytest.mark.parametrize("name", ENVELOPES)
-libraries = pytest.mark.parametrize("ours", OURS, ids=["didcomm", "didcomm-messaging", "cryptography"])
+libraries = pytest.mark.parametrize("ours", OURS, ids=["didcomm", "jose", "cryptography"])
 
 
 def opened(ours: LibraryEnvelopes, data: bytes) -> OpenedEnvelope | None:

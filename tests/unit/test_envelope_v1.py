@@ -9,7 +9,7 @@ import pytest
 from mediator.errors import EnvelopeError
 from pickup.envelope.library import LibraryEnvelopes
 from pickup.envelope.reading import MAX_V1_RECIPIENTS
-from pickup.envelope.v2 import DidcommMessagingLibrary
+from pickup.envelope.v2 import JoseLibrary
 from pickup.rules.names import base58, from_verkey, verkey
 from pickup.rules.records import Generation
 from tests.harness import askar
@@ -21,9 +21,7 @@ PLAINTEXT = orjson.dumps(MESSAGE)
 
 
 def envelopes(*ours: Person) -> LibraryEnvelopes:
-    return LibraryEnvelopes(
-        MemoryResolver(), MemorySecrets(ours or [US]), max_bytes=1 << 20, v2=DidcommMessagingLibrary()
-    )
+    return LibraryEnvelopes(MemoryResolver(), MemorySecrets(ours or [US]), max_bytes=1 << 20, v2=JoseLibrary())
 
 
 def raw(person: Person) -> bytes:

@@ -16,12 +16,13 @@ from pickup.dids.document import PublicKey
 from pickup.dids.material import multibase, peer_2_fragments
 from pickup.envelope.library import LibraryEnvelopes, load_library
 from pickup.envelope.reading import MAX_V2_RECIPIENTS
-from pickup.envelope.v2 import DidcommMessagingLibrary, V2Library
+from pickup.envelope.v2 import JoseLibrary
 from pickup.envelope.v2_cryptography import CryptographyLibrary
 from pickup.envelope.v2_didcomm import DidcommLibrary
 from pickup.rules.records import Generation
 from pickup.settings import DidcommSettings
 from tests.harness import askar
+from tests.harness.didcomm_messaging import DidcommMessaging
 from tests.harness.people import (
     CURVES,
     MemoryResolver,
@@ -43,18 +44,18 @@ FROM_THEM = PING | {"from": THEM.did, "to": [US.did]}
 
 LIBRARIES = {
     "didcomm": DidcommLibrary(),
-    "didcomm-messaging": DidcommMessagingLibrary(),
-    "cryptography": CryptographyLibrary(DidcommMessagingLibrary()),
+    "jose": JoseLibrary(),
+    "cryptography": CryptographyLibrary(),
 }
 
 
 @pytest.fixture(params=LIBRARIES)
-def library(request: pytest.FixtureRequest) -> V2Library:
+def library(request: pytest.FixtureRequest) -> JoseLibrary:
     return LIBRARIES[request.param]
 
 
 @pytest.fixture
-def envelopes(library: V2Library) -> LibraryEnvelopes:
+def envelopes(library: JoseLibrary) -> LibraryEnvelopes:
     return LibraryEnvelopes(MemoryResolver([US, THEM, EVE]), MemorySecrets([US]), max_bytes=1 << 20, v2=library)
 
 
@@ -123,7 +124,7 @@ async def test_askar_and_we_open_each_other_on_every_curve(envelopes, number):
         assert json.loads(plaintext) == answer
 
 
-@pytest.mark.parametrize(("first", "second"), list(permutations(LIBRARIES.values(), 2)))
+@pytest.mark.parametrize(("first", "second"), list(permutations([*LIBRARIES.values(), DidcommMessaging()], 2)))
 async def test_the_libraries_open_each_other(first, second):
     resolver = MemoryResolver([US, THEM])
     theirs = LibraryEnvelopes(resolver, MemorySecrets([THEM]), max_bytes=1 << 20, v2=first)

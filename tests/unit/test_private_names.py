@@ -73,12 +73,6 @@ CLASSES = (
         NATS,
     ),
     Leaning("mediator.tls_client._Transport", "nats-py", {"_io_writer"}, NATS),
-    Leaning(
-        "pickup.envelope.v2._Crypto",
-        "didcomm-messaging",
-        {"_build_header_ecdh_es"},
-        "tests/unit/test_envelope_v2.py, tests/acceptance/didcomm",
-    ),
 )
 REACHED = {
     ("mediator/http/server.py", "_make_request"),

@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from pickup.envelope.library import DIDCOMM_MESSAGING, LibraryEnvelopes, load_library
-from pickup.envelope.v2 import DidcommMessagingLibrary, V2Library
+from pickup.envelope.library import LibraryEnvelopes
+from pickup.envelope.v2 import JoseLibrary
+from pickup.envelope.v2_cryptography import CryptographyLibrary
 from pickup.envelope.v2_didcomm import DidcommLibrary
 from pickup.rules.records import Generation
 from tests.harness.node import Rust
@@ -16,8 +17,8 @@ CURVES = ("X25519", "P-256")
 BODY = {"text": "Grüße, 漢字 und 🎈"}
 
 
-@pytest.fixture(params=[DidcommLibrary, DidcommMessagingLibrary, lambda: load_library(DIDCOMM_MESSAGING)])
-def library(request: pytest.FixtureRequest) -> V2Library:
+@pytest.fixture(params=[DidcommLibrary, JoseLibrary, CryptographyLibrary])
+def library(request: pytest.FixtureRequest) -> JoseLibrary:
     return request.param()
 
 
@@ -26,7 +27,7 @@ def people(request: pytest.FixtureRequest) -> tuple[Person, Person]:
     return Person.make("us", request.param), Person.make("them", request.param)
 
 
-def ours(library: V2Library, us: Person, *others: Person) -> LibraryEnvelopes:
+def ours(library: JoseLibrary, us: Person, *others: Person) -> LibraryEnvelopes:
     return LibraryEnvelopes(MemoryResolver([us, *others]), MemorySecrets([us]), max_bytes=1 << 20, v2=library)
 
 
