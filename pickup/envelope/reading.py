@@ -40,7 +40,7 @@ SIGNERS = {"Ed25519": "EdDSA", "P-256": "ES256", "P-384": "ES384"}
 
 _BASE64 = re.compile(r"[A-Za-z0-9_-]+={0,2}")
 _STANDARD = bytes.maketrans(b"-_+/=", b"+/!!!")
-"""Makes base64url standard base64, and what is neither something that no decoder takes in strict mode."""
+"""Translates base64url to the standard alphabet, and what only that has to ``!``, which strict decoding refuses."""
 _NOT_ENCRYPTED = "expected an encrypted message"
 
 
