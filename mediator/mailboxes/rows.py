@@ -74,26 +74,22 @@ class StoredMessage(NamedTuple):
     @property
     def headers(self) -> Mapping[str, str]:
         """The sender's own headers."""
-        headers: Mapping[str, str] = self._decode_extra("h", {})
-        return headers
+        return {} if self.extra is None else orjson.loads(self.extra).get("h", {})
 
     @property
     def dedup_id(self) -> str | None:
         """The id by which the sender's repetitions were recognised (S3)."""
-        dedup_id: str | None = self._decode_extra("d", None)
-        return dedup_id
+        return None if self.extra is None else orjson.loads(self.extra).get("d")
 
     @property
     def reply_to(self) -> str | None:
         """The address that the sender gave for replies."""
-        reply_to: str | None = self._decode_extra("r", None)
-        return reply_to
+        return None if self.extra is None else orjson.loads(self.extra).get("r")
 
     @property
     def sent_at(self) -> int:
         """When it was sent."""
-        sent_at: int = self._decode_extra("s", self.created_at)
-        return sent_at
+        return self.created_at if self.extra is None else orjson.loads(self.extra).get("s", self.created_at)
 
     @property
     def max_encoded_size(self) -> int:
@@ -118,9 +114,6 @@ class StoredMessage(NamedTuple):
     def with_deliveries(self, count: int) -> "StoredMessage":
         """Return the message as it is handed out for the ``count``-th time."""
         return StoredMessage(*self[:-1], count)
-
-    def _decode_extra(self, name: str, absent: Any) -> Any:
-        return absent if self.extra is None else orjson.loads(self.extra).get(name, absent)
 
 
 decode_row: Callable[[Sequence[Any]], StoredMessage] = partial(tuple.__new__, StoredMessage)
