@@ -5,7 +5,7 @@ tests/data/v0.1/make.py made them, by running the older code and using it as cli
 
 import asyncio
 import json
-import tarfile
+import shutil
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -46,8 +46,7 @@ class Upgraded:
 def upgraded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upgraded]:
     """The tests share it; each looks at other rows."""
     folder = tmp_path_factory.mktemp("older")
-    with tarfile.open(DATA / f"{request.param}.tar.xz") as packed:
-        packed.extractall(folder, filter="data")
+    shutil.unpack_archive(DATA / f"{request.param}.tar.xz", folder)
     services = Services(folder)
     service = services.new(data_dir=folder / "data")
     service.environment |= {"MEDIATOR_DIDCOMM__PUBLIC_URL": URL}
