@@ -33,7 +33,6 @@ from mediator.operate.operations import (
     object_schema,
     operation,
     or_null,
-    read_text,
 )
 from mediator.operate.records import Column, Kind
 from mediator.operate.run_history import SCHEDULED, RunHistory, RunView
@@ -287,7 +286,7 @@ class PipelineOperations:
         path="/runs",
     )
     async def _start(self, request: OperationRequest) -> Answer:
-        return {"run": await self._scheduler.start(read_text(request, "name"))}
+        return {"run": await self._scheduler.start(request.get("name", ""))}
 
     @operation(
         "run-cancel",

@@ -1,7 +1,6 @@
 """The admin API: every operation with a path, as JSON over HTTP below ``/api/v1``, and its OpenAPI document."""
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -11,14 +10,12 @@ from multidict import MultiMapping
 
 from mediator import __version__
 from mediator.errors import BadRequestError
-from mediator.fields import decimal_number, whole_number
 from mediator.http.app import Handler, answer_timeout, extend_time_limit
 from mediator.operate.access import Access
-from mediator.operate.operations import Operation, OperationRequest, Operations, Right, Schema
+from mediator.operate.operations import Operation, OperationRequest, Operations, Right, Schema, kinds_of
 
 Json = dict[str, Any]
 
-_IN_PATH = re.compile(r"{(\w+)}")
 _ERROR: Json = {
     "description": "Refused, with a code of the table of errors.",
     "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}},
@@ -28,21 +25,7 @@ GRACE = 5.0
 """Seconds beyond an operation's own limit, for its request and its answer."""
 _IN_QUERY = frozenset({hdrs.METH_GET, hdrs.METH_DELETE})
 """Methods whose fields are in the query; those of others are in the body."""
-_TYPES: Mapping[str, tuple[type, ...]] = {
-    "string": (str,),
-    "integer": (int,),
-    "number": (int, float),
-    "boolean": (bool,),
-    "array": (list,),
-    "object": (dict,),
-    "null": (type(None),),
-}
 _TRUTH = {"true": True, "false": False}
-
-
-def path_fields(operation: Operation) -> tuple[str, ...]:
-    """Return the fields of an operation that are in its path."""
-    return tuple(_IN_PATH.findall(operation.path or ""))
 
 
 def write_document(operations: Iterable[Operation], prefix: str) -> Json:
@@ -85,7 +68,7 @@ def write_document(operations: Iterable[Operation], prefix: str) -> Json:
 
 
 def _describe(operation: Operation) -> Json:
-    in_path = path_fields(operation)
+    in_path = operation.path_fields
     others = {name: schema for name, schema in operation.fields.items() if name not in in_path}
     described: Json = {
         "operationId": operation.name,
@@ -181,8 +164,8 @@ class AdminApi:
 
 
 async def _read(operation: Operation, request: web.Request) -> OperationRequest:
-    """Return the fields of a request, which have the types of their schemas; their bounds, the operation checks."""
-    in_path = path_fields(operation)
+    """Return the fields of a request, which are those of the operation; their values are checked when it is run."""
+    in_path = operation.path_fields
     given = (
         await _read_body(operation, request) if operation.method not in _IN_QUERY else _read_query(operation, request)
     )
@@ -191,14 +174,7 @@ async def _read(operation: Operation, request: web.Request) -> OperationRequest:
     for name in given:
         if name not in operation.fields or name in in_path:
             raise BadRequestError(name[:100], "unknown field")
-    given |= {name: _parse(request.match_info[name], operation.fields[name]) for name in in_path}
-    given = {name: _with_numbers(value, operation.fields[name]) for name, value in given.items()}
-    for name in operation.required:
-        if name not in given:
-            raise BadRequestError(name, "expected a value, there is none")
-    for name, value in given.items():
-        _check(name, value, operation.fields[name])
-    return given
+    return given | {name: _parse(request.match_info[name], operation.fields[name]) for name in in_path}
 
 
 async def _read_refused(operation: Operation, request: web.Request) -> OperationRequest:
@@ -209,7 +185,7 @@ async def _read_refused(operation: Operation, request: web.Request) -> Operation
     with suppress(BadRequestError, web.HTTPException):
         given |= await _read_body(operation, request)
     given |= request.match_info
-    return {name: _with_numbers(given[name], schema) for name, schema in operation.fields.items() if name in given}
+    return {name: given[name] for name in operation.fields if name in given}
 
 
 async def _read_body(operation: Operation, request: web.Request) -> dict[str, Any]:
@@ -235,7 +211,7 @@ def _read_query(operation: Operation, request: web.Request) -> dict[str, Any]:
     for name in query:
         schema = operation.fields.get(name, {})
         values = query.getall(name)
-        if "array" in _kinds(schema):
+        if "array" in kinds_of(schema):
             given[name] = [_parse(value, schema.get("items", {})) for value in values]
         elif len(values) > 1:
             raise BadRequestError(name[:100], "expected one value")
@@ -246,47 +222,4 @@ def _read_query(operation: Operation, request: web.Request) -> dict[str, Any]:
 
 def _parse(text: str, schema: Schema) -> Any:
     """Return what a text in a path or a query stands for; numbers may be text anywhere."""
-    return _TRUTH.get(text, text) if "boolean" in _kinds(schema) else text
-
-
-def _with_numbers(value: Any, schema: Schema) -> Any:
-    """Return a value with numbers in place of the texts and whole floats that stand for them (N4)."""
-    if isinstance(value, list) and "items" in schema:
-        return [_with_numbers(item, schema["items"]) for item in value]
-    kinds = _kinds(schema)
-    number: float | None = None
-    if "integer" in kinds:
-        number = whole_number(value)
-    elif "number" in kinds and isinstance(value, str):
-        number = decimal_number(value)
-    return value if number is None else number
-
-
-def _check(name: str, value: Any, schema: Schema) -> None:
-    """Raise :class:`BadRequestError` when a value has another type than its schema says, or is none of its words."""
-    kinds = _kinds(schema)
-    allowed = tuple(type for kind in kinds for type in _TYPES[kind])
-    if kinds and (not isinstance(value, allowed) or (isinstance(value, bool) and "boolean" not in kinds)):
-        raise BadRequestError(name, f"expected {' or '.join(kinds)}")
-    if "enum" in schema and value not in schema["enum"]:
-        raise BadRequestError(name, f"expected {', '.join(map(str, schema['enum']))}")
-    if isinstance(value, str) and ("\0" in value or not _is_unicode(value)):
-        raise BadRequestError(name, "expected text without NUL")
-    if isinstance(value, list) and "items" in schema:
-        for at, item in enumerate(value):
-            _check(f"{name}[{at}]", item, schema["items"])
-    if isinstance(value, int) and not isinstance(value, bool) and not -(2**63) <= value < 2**63:
-        raise BadRequestError(name, "expected a number of 64 bits")
-
-
-def _kinds(schema: Schema) -> tuple[str, ...]:
-    kind = schema.get("type", ())
-    return (kind,) if isinstance(kind, str) else tuple(kind)
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return _TRUTH.get(text, text) if "boolean" in kinds_of(schema) else text

@@ -32,11 +32,8 @@ from mediator.operate.operations import (
     object_schema,
     operation,
     or_null,
-    read_number,
     read_numbered,
-    read_optional_number,
     read_optional_time,
-    read_text,
     whole,
 )
 from mediator.operate.records import AuditEntry
@@ -180,11 +177,11 @@ class AuditLog:
         path="/audit",
     )
     async def _list(self, request: OperationRequest) -> Answer:
-        limit, result = read_number(request, "limit", 1, MAX_LISTED), read_text(request, "result")
+        limit, result = request["limit"], request.get("result", "")
         asked = {
-            "no < ?": read_optional_number(request, "before", 0, 2**63 - 1),
-            "actor = ?": read_text(request, "actor") or None,
-            "operation = ?": read_text(request, "operation") or None,
+            "no < ?": request.get("before"),
+            "actor = ?": request.get("actor", "") or None,
+            "operation = ?": request.get("operation", "") or None,
             "at >= ?": read_optional_time(request, "since"),
             "at < ?": read_optional_time(request, "until"),
             **({"result <> ?": "ok"} if result == NOT_OK else {"result = ?": result or None}),

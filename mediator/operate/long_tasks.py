@@ -36,7 +36,6 @@ from mediator.operate.operations import (
     object_schema,
     operation,
     or_null,
-    read_text,
 )
 from mediator.operate.records import Bytes, Column, Record, UnixSeconds, described
 from mediator.settings.settings import Settings
@@ -239,7 +238,7 @@ class LongTaskOperations:
         path="/backups",
     )
     async def _back_up(self, request: OperationRequest) -> Answer:
-        name = read_text(request, "name")
+        name = request.get("name", "")
         if not name:
             name = f"{self._instance.lstrip('._-') or 'mediator'}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}{SUFFIX}"
         elif not name.endswith(SUFFIX):
@@ -284,7 +283,7 @@ class LongTaskOperations:
         path="/backups/{name}",
     )
     async def _remove(self, request: OperationRequest) -> Answer:
-        name = read_text(request, "name")
+        name = request.get("name", "")
         file = self._file(name)
         if not name.endswith(SUFFIX) or not await asyncio.to_thread(_remove, file):
             raise BadRequestError("name", "no such backup")

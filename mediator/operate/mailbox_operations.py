@@ -30,9 +30,7 @@ from mediator.operate.operations import (
     object_schema,
     operation,
     or_null,
-    read_number,
     read_numbered,
-    read_text,
     show_secret,
     whole,
 )
@@ -78,9 +76,9 @@ class MailboxOperations:
     )
     async def _list(self, request: OperationRequest) -> Answer:
         """List mailboxes in order of tenant and address; all tenants if none is named."""
-        tenant, after_tenant = read_text(request, "tenant"), read_text(request, "after_tenant")
-        prefix, last = read_text(request, "prefix"), read_text(request, "after")
-        limit = read_number(request, "limit", 1, MAX_LISTED)
+        tenant, after_tenant = request.get("tenant", ""), request.get("after_tenant", "")
+        prefix, last = request.get("prefix", ""), request.get("after", "")
+        limit = request["limit"]
 
         whole = is_allowed(Right.READ_PAYLOAD)
 
@@ -118,12 +116,9 @@ class MailboxOperations:
         path=_PATH,
     )
     async def _set(self, request: OperationRequest) -> Answer:
-        ack_wait = None
-        if request.get("ack_wait_ms") is not None:
-            ack_wait = read_number(request, "ack_wait_ms", 0, MAX_ACK_WAIT)
-            if 0 < ack_wait < MIN_ACK_WAIT:
-                raise BadRequestError("ack_wait_ms", f"expected 0, or {MIN_ACK_WAIT} to {MAX_ACK_WAIT}")
-        key = read_place(request)
+        ack_wait, key = request.get("ack_wait_ms"), read_place(request)
+        if ack_wait is not None and 0 < ack_wait < MIN_ACK_WAIT:
+            raise BadRequestError("ack_wait_ms", f"expected 0, or {MIN_ACK_WAIT} to {MAX_ACK_WAIT}")
         mailbox = await self._broker.write(lambda tx, now: creating.set_ack_wait(tx, *key, ack_wait, now), key)
         return {"mail_address": mailbox.address, "ack_wait_ms": mailbox.ack_wait}
 
@@ -159,7 +154,7 @@ class MailboxOperations:
 
 def read_place(request: OperationRequest) -> tuple[str, str]:
     """Return the tenant and address that a request names; :class:`BadRequestError` when the address is none."""
-    return read_text(request, "tenant") or DEFAULT_TENANT, parse_address(read_text(request, "mail_address"))
+    return request.get("tenant", "") or DEFAULT_TENANT, parse_address(request.get("mail_address", ""))
 
 
 async def find_address(broker: Broker, tenant: str, number: int) -> str | None:
@@ -246,11 +241,9 @@ class RankingOperations:
         path="/mailbox-ranking",
     )
     async def _rank(self, request: OperationRequest) -> Answer:
-        tenant, prefix = read_text(request, "tenant"), read_text(request, "prefix")
-        skip, limit = read_number(request, "skip", 0, LOOKED_AT), read_number(request, "limit", 1, MAX_RANKED)
-        order = read_text(request, "order")
-        if order not in ORDERS:
-            raise BadRequestError("order", f"expected one of {', '.join(ORDERS)}")
+        tenant, prefix = request.get("tenant", ""), request.get("prefix", "")
+        skip, limit = request["skip"], request["limit"]
+        order = request.get("order", "")
         # One at a time: each may read thousands of rows.
         async with self._looking:
             question = await self._ask(tenant, prefix)

@@ -34,10 +34,7 @@ from mediator.operate.operations import (
     operation,
     or_null,
     payload,
-    read_number,
-    read_optional_number,
     read_optional_time,
-    read_text,
     table,
     whole,
 )
@@ -106,10 +103,10 @@ class MessageOperations:
     )
     async def _list(self, request: OperationRequest) -> Answer:
         tenant, address = read_place(request)
-        limit = read_number(request, "limit", 1, MAX_LISTED)
-        before = read_optional_number(request, "before", 0, _MAX_ID)
-        after = read_optional_number(request, "after", 0, _MAX_ID)
-        word, since = read_text(request, "lane"), read_optional_time(request, "since")
+        limit = request["limit"]
+        before = request.get("before")
+        after = request.get("after")
+        word, since = request.get("lane", ""), read_optional_time(request, "since")
         lanes = set(LANES) if word == _ANY else {parse_lane(word, "lane")}
         wanted = MAX_LISTED if word != _ANY else max(limit, COUNTED) if before is after is None else limit
         seen: list[StoredMessage] = []
@@ -148,7 +145,7 @@ class MessageOperations:
     )
     async def _show(self, request: OperationRequest) -> Answer:
         tenant, address = read_place(request)
-        msg_id = read_number(request, "msg_id", 0, _MAX_ID)
+        msg_id = request["msg_id"]
         question = Query(tenant, address, Filter(before_id=msg_id + 1), limit=1, budget=1)
         found = await self._broker.query(question) if msg_id < _MAX_ID else []
         if not found or found[0].msg_id != msg_id:
@@ -172,11 +169,11 @@ class MessageOperations:
     )
     async def _send(self, request: OperationRequest) -> Answer:
         tenant, address = read_place(request)
-        text = read_text(request, "payload").encode()
+        text = request.get("payload", "").encode()
         if len(text) > MAX_TEST:
             raise BadRequestError("payload", f"expected at most {MAX_TEST} bytes")
-        delay = read_optional_number(request, "delay", 0, MAX_DELAY_SECONDS)
-        draft = Draft(text, parse_lane(read_text(request, "lane"), "lane"), delay=delay * 1000 if delay else None)
+        delay = request.get("delay")
+        draft = Draft(text, parse_lane(request.get("lane", ""), "lane"), delay=delay * 1000 if delay else None)
         return {"mail_address": address, "msg_id": await self._broker.send(Send(tenant, address, draft))}
 
     @operation(
@@ -190,7 +187,7 @@ class MessageOperations:
     )
     async def _delete(self, request: OperationRequest) -> Answer:
         tenant, address = read_place(request)
-        msg_id = read_number(request, "msg_id", 0, _MAX_ID)
+        msg_id = request["msg_id"]
         await self._broker.delete(tenant, address, msg_id)
         return {"msg_id": msg_id, "deleted": True}
 
@@ -207,7 +204,7 @@ class MessageOperations:
     )
     async def _delayed(self, request: OperationRequest) -> Answer:
         tenant, address = read_place(request)
-        limit = read_number(request, "limit", 1, MAX_LISTED)
+        limit = request["limit"]
 
         def look(tx: Transaction, now: int) -> tuple[Sequence[DelayedRow], int]:
             mailbox = get_live_mailbox(tx, tenant, address, now)
@@ -239,8 +236,8 @@ class DeadOperations:
     )
     async def _list(self, request: OperationRequest) -> Answer:
         tenant, address = read_place(request)
-        limit = read_number(request, "limit", 1, MAX_FETCH)
-        question = Query(tenant, address, limit=limit, budget=DEAD_BUDGET, dead_for=read_text(request, "group_name"))
+        limit = request["limit"]
+        question = Query(tenant, address, limit=limit, budget=DEAD_BUDGET, dead_for=request.get("group_name", ""))
         return {"messages": [_dead(message).to_json() for message in await self._broker.query(question)]}
 
     @operation(
@@ -268,12 +265,9 @@ class DeadOperations:
         return {"dropped": await self._all(settling.drop, request)}
 
     async def _all(self, rule: Callable[[Transaction, Dead, int], int], request: OperationRequest) -> int:
-        given = request.get("msg_ids")
-        if given is not None and not isinstance(given, list):
-            raise BadRequestError("msg_ids", "expected a list of msg_ids")
         ids = Fields(request).numbers("msg_ids", MAX_IDS)
         key = read_place(request)
-        dead = Dead(*key, read_text(request, "group_name"), ids)
+        dead = Dead(*key, request.get("group_name", ""), ids)
         total = 0
         while True:
             count = await self._broker.write(lambda tx, now: rule(tx, dead, now), key, when_full=True)

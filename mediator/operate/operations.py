@@ -2,11 +2,12 @@
 
 An :class:`Operation` takes a JSON object and returns one. It says which right it needs, and describes its fields and
 its answer as JSON schemas, from which the admin API and its OpenAPI document are made. Most are methods that the
-decorator :func:`operation` describes. :meth:`Operations.run` checks the right, runs the operation, removes from its
-answer what the actor may not see, and audits what changes something; doors call nothing else.
+decorator :func:`operation` describes. :meth:`Operations.run` checks the right and the request, runs the operation,
+removes from its answer what the actor may not see, and audits what changes something; doors call nothing else.
 """
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ OPERATION_SECONDS = 25.0
 _MAX_DIGITS = 18
 _DESCRIBED = "describe_operation"
 """The attribute of a method that makes its :class:`Operation`."""
+
+_IN_PATH = re.compile(r"{(\w+)}")
 
 C = TypeVar("C", bound=Callable[..., Any])
 
@@ -138,6 +141,11 @@ class Operation:
     """Bytes of a request, at most :data:`MAX_LONG_REQUEST`."""
 
     @property
+    def path_fields(self) -> tuple[str, ...]:
+        """The fields in its path."""
+        return tuple(_IN_PATH.findall(self.path or ""))
+
+    @property
     def is_act(self) -> bool:
         """Whether it changes something or shows payloads, and so goes to the audit log."""
         return self.audited and (self.method != "GET" or self.right is Right.READ_PAYLOAD)
@@ -239,17 +247,21 @@ class Operations:
             await self._audit(actor, operation, {}, result)
 
     async def _run(self, actor: Actor, operation: Operation, request: OperationRequest) -> Answer:
-        """Run an operation; a number in ``request`` in place of an address becomes the address."""
+        """Run an operation; ``request``, which is audited, gets its fields as they were read.
+
+        A number in place of an address becomes the address.
+        """
         if operation.right not in actor.rights:
             raise NotAllowedError(operation.right)
-        defaults = {name: schema["default"] for name, schema in operation.fields.items() if "default" in schema}
         named = request.get("mail_address")
         before = _actor.set(actor)
         try:
             async with asyncio.timeout(operation.within):
+                checked = check_request(operation, request)
                 if isinstance(named, str) and named.startswith(NUMBERED) and self._find_address is not None:
-                    request["mail_address"] = await self._get_address(request, named)
-                answer: Answer = _as_seen(await operation.run(defaults | request), operation.answer)
+                    checked["mail_address"] = await self._get_address(checked, named)
+                request |= {name: checked[name] for name in request}
+                answer: Answer = _as_seen(await operation.run(checked), operation.answer)
                 return answer
         except NoSuchMailboxError:
             if isinstance(named, str):
@@ -261,7 +273,7 @@ class Operations:
 
     async def _get_address(self, request: OperationRequest, named: str) -> str:
         assert self._find_address is not None
-        number, tenant = read_numbered(named), read_text(request, "tenant") or DEFAULT_TENANT
+        number, tenant = read_numbered(named), request.get("tenant") or DEFAULT_TENANT
         address = None if number is None else await self._find_address(tenant, number)
         if address is None:
             raise NoSuchMailboxError(named)
@@ -288,15 +300,72 @@ def _as_seen(value: Any, schema: Schema) -> Any:
     return value
 
 
-def read_text(request: OperationRequest, name: str) -> str:
-    """Return a text, empty if absent; :class:`BadRequestError` names the field, also in the functions below."""
-    value = request.get(name, "")
-    if not isinstance(value, str):
-        raise BadRequestError(name, "expected text")
-    # PostgreSQL keeps no NUL, and neither keeps halves of characters.
-    if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):
-        raise BadRequestError(name, "expected text without NUL")
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "array": (list,),
+    "object": (dict,),
+    "null": (type(None),),
+}
+
+
+def kinds_of(schema: Schema) -> tuple[str, ...]:
+    """Return the types that a schema names, none if it allows any."""
+    kind = schema.get("type", ())
+    return (kind,) if isinstance(kind, str) else tuple(kind)
+
+
+def check_request(operation: Operation, request: OperationRequest) -> OperationRequest:
+    """Return a request as its schemas have it: with defaults, and numbers in place of what stands for them (N4).
+
+    Raises :class:`BadRequestError`, which names the first field that is missing, of another type, or out of bounds.
+    Fields that the operation does not know are left as they are.
+    """
+    checked = {name: schema["default"] for name, schema in operation.fields.items() if "default" in schema}
+    for name, value in request.items():
+        schema = operation.fields.get(name)
+        checked[name] = value if schema is None else _check(name, value, schema)
+    for name in (*operation.required, *operation.path_fields):
+        if name not in checked:
+            raise BadRequestError(name, "expected a value, there is none")
+    return checked
+
+
+def _check(name: str, value: Any, schema: Schema) -> Any:
+    kinds = kinds_of(schema)
+    if "integer" in kinds or "number" in kinds:
+        number = whole_number(value) if "integer" in kinds else decimal_number(value)
+        value = value if number is None else number
+    allowed = tuple(each for kind in kinds for each in _TYPES[kind])
+    if kinds and (not isinstance(value, allowed) or (isinstance(value, bool) and "boolean" not in kinds)):
+        raise BadRequestError(name, f"expected {' or '.join(kinds)}")
+    if isinstance(value, list) and "items" in schema:
+        return [_check(f"{name}[{at}]", item, schema["items"]) for at, item in enumerate(value)]
+    if isinstance(value, dict) and ("properties" in schema or "additionalProperties" in schema):
+        parts, others = schema.get("properties", {}), schema.get("additionalProperties", {})
+        return {key: _check(f"{name}.{key}", item, parts.get(key, others)) for key, item in value.items()}
+    if "enum" in schema and value is not None and value not in schema["enum"]:
+        raise BadRequestError(name, f"expected {', '.join(map(str, schema['enum']))}")
+    if isinstance(value, str):
+        # PostgreSQL keeps no NUL, and neither database keeps halves of characters.
+        if "\0" in value or not _is_unicode(value):
+            raise BadRequestError(name, "expected text without NUL")
+    elif isinstance(value, int | float):
+        lowest, highest = schema.get("minimum", -(2**63)), schema.get("maximum", 2**63 - 1)
+        if not lowest <= value <= highest:
+            bounds = f"{lowest} to {highest}" if "maximum" in schema else f"a number of 64 bits from {lowest}"
+            raise BadRequestError(name, f"expected {bounds}")
     return value
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def read_numbered(text: str) -> int | None:
@@ -304,19 +373,6 @@ def read_numbered(text: str) -> int | None:
     digits = text.removeprefix(NUMBERED)
     known = digits != text and digits.isascii() and digits.isdigit() and len(digits) <= _MAX_DIGITS
     return int(digits) if known else None
-
-
-def read_number(request: OperationRequest, name: str, lowest: int, highest: int) -> int:
-    """Return a required whole number."""
-    number = whole_number(request.get(name))
-    if number is None or not lowest <= number <= highest:
-        raise BadRequestError(name, f"expected {lowest} to {highest}")
-    return number
-
-
-def read_optional_number(request: OperationRequest, name: str, lowest: int, highest: int) -> int | None:
-    """Return a whole number, None if it is absent or null."""
-    return None if request.get(name) is None else read_number(request, name, lowest, highest)
 
 
 def read_optional_time(request: OperationRequest, name: str) -> int | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from mediator.broker import Broker, wall_clock
-from mediator.errors import BadRequestError, NoSuchRunError
+from mediator.errors import NoSuchRunError
 from mediator.metrics import Metrics
 from mediator.operate.diagnosis import Finding, Level
 from mediator.operate.operations import (
@@ -21,9 +21,8 @@ from mediator.operate.operations import (
     many,
     object_schema,
     operation,
-    read_number,
-    read_text,
     table,
+    whole,
 )
 from mediator.operate.records import Column, Kind, Record, Time
 from mediator.operate.runs import (
@@ -47,7 +46,7 @@ from mediator.store.base import Store
 
 SCHEDULED: Mapping[str, str | None] = {"ingest": None, "archive": None, "report": "ingest"}
 """The commands that the service runs itself, in this order, each with the command it depends on."""
-_MAX_NUMBER = 2**63 - 1
+_RUN = whole("The number of a run.", 1, 2**63 - 1)
 _ENDS = {outcome.value: outcome for outcome in Outcome if outcome is not Outcome.RUNNING}
 
 
@@ -210,31 +209,28 @@ class RunOperations:
         audited=False,
     )
     async def _begin(self, request: OperationRequest) -> dict[str, Any]:
-        arguments = request.get("arguments", [])
-        if not isinstance(arguments, list) or not all(isinstance(one, str) for one in arguments):
-            raise BadRequestError("arguments", "expected a list of texts")
         # One more than is kept shows that some were cut off.
-        arguments = arguments[: MAX_ARGUMENTS + 1]
-        return {"run": await self._book.begin(read_text(request, "name"), arguments, read_text(request, "process"))}
+        arguments = request.get("arguments", [])[: MAX_ARGUMENTS + 1]
+        return {"run": await self._book.begin(request.get("name", ""), arguments, request.get("process", ""))}
 
     @operation(
         "run-end",
         Right.ADMIN,
         "Record how a run of the pipeline ended",
         object_schema(ended=FLAG),
-        fields={"run": COUNT, "outcome": TEXT, "numbers": table({"type": "number"}), "error_text": TEXT},
+        fields={
+            "run": _RUN,
+            "outcome": {"type": "string", "enum": [*_ENDS]},
+            "numbers": table({"type": "number"}),
+            "error_text": TEXT,
+        },
+        required=("run", "outcome"),
         method="POST",
         audited=False,
     )
     async def _end(self, request: OperationRequest) -> dict[str, Any]:
-        outcome = _ENDS.get(read_text(request, "outcome"))
-        if outcome is None:
-            raise BadRequestError("outcome", f"expected one of {', '.join(_ENDS)}")
-        numbers = request.get("numbers", {})
-        if not isinstance(numbers, dict):
-            raise BadRequestError("numbers", "expected an object")
-        run = read_number(request, "run", 1, _MAX_NUMBER)
-        return {"ended": await self._book.end(run, outcome, numbers, read_text(request, "error_text"))}
+        outcome, numbers = _ENDS[request["outcome"]], request.get("numbers", {})
+        return {"ended": await self._book.end(request["run"], outcome, numbers, request.get("error_text", ""))}
 
     @operation(
         "run-list",
@@ -245,19 +241,18 @@ class RunOperations:
         path="/runs",
     )
     async def _list(self, request: OperationRequest) -> dict[str, Any]:
-        return {"runs": [describe_run(run) for run in await self._book.newest(read_number(request, "limit", 1, KEPT))]}
+        return {"runs": [describe_run(run) for run in await self._book.newest(request["limit"])]}
 
     @operation(
         "run-show",
         Right.READ,
         "A run of the pipeline, with the end of its output if the service began it and it failed",
         RunLog.schema(),
-        fields={"run": COUNT},
-        required=("run",),
+        fields={"run": _RUN},
         path="/runs/{run}",
     )
     async def _show(self, request: OperationRequest) -> dict[str, Any]:
-        found = await self._book.get(read_number(request, "run", 1, _MAX_NUMBER))
+        found = await self._book.get(request["run"])
         if found is None:
             raise NoSuchRunError
         run, log = found

@@ -37,8 +37,6 @@ from mediator.operate.operations import (
     object_schema,
     operation,
     or_null,
-    read_number,
-    read_optional_number,
     table,
     whole,
 )
@@ -359,8 +357,8 @@ class CleanupHistoryOperations:
     )
     async def _list(self, request: OperationRequest) -> Answer:
         limit, before = (
-            read_number(request, "limit", 1, MAX_LISTED),
-            read_optional_number(request, "before", 0, 2**63 - 1),
+            request["limit"],
+            request.get("before"),
         )
         found = await self._newest(before, limit + 1)
         minutes = [CleanupMinute(*_summary(one), no, one.instance).to_json() for no, one in found[:limit]]
@@ -376,7 +374,7 @@ class CleanupHistoryOperations:
     )
     async def _sum_up(self, request: OperationRequest) -> Answer:
         this = self._broker.clock() // HOUR
-        first = this - read_number(request, "hours", 1, MAX_HOURS) + 1
+        first = this - request["hours"] + 1
 
         def sum_up(tx: Transaction, _now: int) -> list[Answer]:
             return _by_hour((one for _, one in tx.table(CleanupHistory).newest(None, MAX_ROWS)), first, this)

@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import bcrypt
 
@@ -25,8 +25,6 @@ from mediator.operate.operations import (
     once,
     operation,
     or_null,
-    read_number,
-    read_text,
     table,
     whole,
 )
@@ -85,8 +83,8 @@ class TenantOperations:
         path="/tenants",
     )
     async def _list(self, request: OperationRequest) -> Answer:
-        directory, after, prefix = self._directory, read_text(request, "after"), read_text(request, "prefix")
-        most = read_number(request, "limit", 1, MAX_LISTED)
+        directory, after, prefix = self._directory, request.get("after", ""), request.get("prefix", "")
+        most = request["limit"]
 
         def look(tx: Transaction, now: int) -> Answer:
             known = {*directory.names, *directory.removed}
@@ -113,7 +111,7 @@ class TenantOperations:
         path="/tenants/{tenant}",
     )
     async def _show(self, request: OperationRequest) -> Answer:
-        name = read_text(request, "tenant")
+        name = request.get("tenant", "")
 
         def look(tx: Transaction, now: int) -> Answer:
             if name not in self._directory.names and not (
@@ -183,7 +181,7 @@ class TenantOperations:
     # Changing.
 
     async def _change(self, request: OperationRequest, change: Change) -> Tenant:
-        name = read_text(request, "tenant")
+        name = request.get("tenant", "")
 
         def rule(kept: KeptTenants, now: int) -> Tenant:
             return change(kept, rules.find(kept, self._directory.claims, name), now)
@@ -208,11 +206,11 @@ class TenantOperations:
         path="/tenants",
     )
     async def _add(self, request: OperationRequest) -> Answer:
-        name, claims = read_text(request, "tenant"), self._directory.claims
-        nkeys = _texts_by_name(request, "nkeys")
+        name, claims = request.get("tenant", ""), self._directory.claims
+        nkeys = request.get("nkeys") or {}
         passwords = await _passwords(_texts(request, "users"))
         tokens = {token: _new_token() for token in _texts(request, "tokens")}
-        accounts, quotas = _texts(request, "accounts"), _quotas(request)
+        accounts, quotas = _texts(request, "accounts"), request.get("quotas") or {}
 
         def rule(kept: KeptTenants, now: int) -> Tenant:
             tenant = rules.set_quotas(rules.add(kept, claims, name, now), quotas)
@@ -242,9 +240,7 @@ class TenantOperations:
         within=DELETE_SECONDS,
     )
     async def _remove(self, request: OperationRequest) -> Answer:
-        name, delete = read_text(request, "tenant"), request.get("delete_mail")
-        if type(delete) is not bool:
-            raise BadRequestError("delete_mail", "expected true or false")
+        name, delete = request["tenant"], request["delete_mail"]
         if not (delete and name in self._directory.removed):
             await self._change(request, lambda _kept, tenant, now: rules.remove(tenant, now))
         deleted = await self._updater.delete_mail(name) if delete else 0
@@ -261,7 +257,7 @@ class TenantOperations:
         path="/tenants/{tenant}",
     )
     async def _set(self, request: OperationRequest) -> Answer:
-        quotas, claims = _quotas(request), self._directory.claims
+        quotas, claims = request.get("quotas") or {}, self._directory.claims
         accounts = None if request.get("accounts") is None else _texts(request, "accounts")
 
         def change(kept: KeptTenants, tenant: Tenant, _now: int) -> Tenant:
@@ -281,8 +277,8 @@ class TenantOperations:
         path="/tenants/{tenant}/rotate",
     )
     async def _rotate(self, request: OperationRequest) -> Answer:
-        grace = read_number(request, "grace_ms", 0, rules.MAX_GRACE)
-        name = read_text(request, "tenant")
+        grace = request["grace_ms"]
+        name = request.get("tenant", "")
         tenant = rules.find(self._directory.kept, self._directory.claims, name)
         everything = request.get("users") is None and request.get("tokens") is None
         users, names = _texts(request, "users"), _texts(request, "tokens")
@@ -314,9 +310,7 @@ class TenantOperations:
         path="/tenants/{tenant}/users",
     )
     async def _add_user(self, request: OperationRequest) -> Answer:
-        user, nkey = read_text(request, "user"), request.get("nkey")
-        if nkey is not None and not isinstance(nkey, str):
-            raise BadRequestError("nkey", "expected text")
+        user, nkey = request.get("user", ""), request.get("nkey")
         passwords = await _passwords([user] if nkey is None else [])
         hashed = passwords[user][1] if nkey is None else None
         made, claims = TenantUser(user, hashed, nkey), self._directory.claims
@@ -334,7 +328,7 @@ class TenantOperations:
         path="/tenants/{tenant}/tokens",
     )
     async def _add_token(self, request: OperationRequest) -> Answer:
-        name, value, claims = read_text(request, "token"), _new_token(), self._directory.claims
+        name, value, claims = request.get("token", ""), _new_token(), self._directory.claims
         made = TenantToken(name, digest_of(value))
         tenant = await self._change(request, lambda kept, tenant, _now: rules.add_token(kept, claims, tenant, made))
         return _secrets(tenant.name, {}, {name: value})
@@ -364,7 +358,7 @@ class TenantOperations:
         return await self._remove_one("token", rules.remove_token, request)
 
     async def _remove_one(self, what: str, rule: Callable[[Tenant, str], Tenant], request: OperationRequest) -> Answer:
-        which = read_text(request, what)
+        which = request.get(what, "")
         return {"tenant": (await self._change(request, lambda _kept, tenant, _now: rule(tenant, which))).name}
 
 
@@ -390,23 +384,9 @@ def _secrets(tenant: str, passwords: Mapping[str, tuple[str, str]], tokens: Mapp
 
 
 def _texts(request: OperationRequest, name: str) -> list[str]:
-    value = request.get(name) or []
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value) or len(value) > rules.MAX_EACH:
+    value: list[str] = request.get(name) or []
+    if len(value) > rules.MAX_EACH:
         raise BadRequestError(name, f"expected a list of at most {rules.MAX_EACH} names")
     if len(set(value)) < len(value):
         raise BadRequestError(name, "expected each name once")
-    return value
-
-
-def _texts_by_name(request: OperationRequest, name: str) -> dict[str, str]:
-    value = request.get(name) or {}
-    if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
-        raise BadRequestError(name, "expected an object of texts")
-    return value
-
-
-def _quotas(request: OperationRequest) -> dict[str, Any]:
-    value = request.get("quotas") or {}
-    if not isinstance(value, dict):
-        raise BadRequestError("quotas", "expected an object")
     return value

@@ -3,7 +3,7 @@
 from contextlib import suppress
 from dataclasses import asdict
 
-from mediator.errors import BadRequestError, UnresolvedDidError
+from mediator.errors import UnresolvedDidError
 from mediator.mailboxes.address import parse_address
 from mediator.operate.operations import (
     COUNT,
@@ -21,9 +21,6 @@ from mediator.operate.operations import (
     object_schema,
     operation,
     or_null,
-    read_number,
-    read_optional_number,
-    read_text,
     whole,
 )
 from pickup.access import AccessLists
@@ -66,8 +63,8 @@ class AccessOperations:
         path="/access/{list}",
     )
     async def _list(self, request: OperationRequest) -> Answer:
-        text, skip = read_text(request, "text").lower(), read_number(request, "skip", 0, MAX_RULES)
-        limit = read_number(request, "limit", 1, MAX_RULES)
+        text, skip = request.get("text", "").lower(), request["skip"]
+        limit = request["limit"]
         rules = self._access.rules(_verdict(request))
         found = [rule for rule in rules if text in rule.name.lower() or text in rule.note.lower()]
         return {"names": [_view_rule(rule).to_json() for rule in found[skip : skip + limit]], "total": len(found)}
@@ -83,7 +80,7 @@ class AccessOperations:
         path="/access/{list}",
     )
     async def _add(self, request: OperationRequest) -> Answer:
-        name, note = read_text(request, "name"), read_text(request, "note")
+        name, note = request.get("name", ""), request.get("note", "")
         return _view_rule(await self._access.add(_verdict(request), name, note)).to_json()
 
     @operation(
@@ -98,15 +95,12 @@ class AccessOperations:
     )
     async def _remove(self, request: OperationRequest) -> Answer:
         verdict = _verdict(request)
-        name = await self._access.remove(verdict, read_text(request, "name"))
+        name = await self._access.remove(verdict, request.get("name", ""))
         return {"list": verdict.value, "name": name, "removed": True}
 
 
 def _verdict(request: OperationRequest) -> Verdict:
-    text = read_text(request, "list")
-    if text not in list(Verdict):
-        raise BadRequestError("list", "expected allow or deny")
-    return Verdict(text)
+    return Verdict(request["list"])
 
 
 def _view_rule(rule: AccessRule) -> AccessRuleView:
@@ -155,9 +149,9 @@ class DidcommOperations:
     async def _invite(self, request: OperationRequest) -> Answer:
         made = await self._invitations.make(
             await self._tenants.of(request),
-            label=read_text(request, "label") or None,
-            ttl=read_optional_number(request, "ttl_ms", 1, MAX_TTL),
-            uses=read_optional_number(request, "uses", 1, MAX_USES),
+            label=request.get("label", "") or None,
+            ttl=request.get("ttl_ms"),
+            uses=request.get("uses"),
         )
         return {**InvitationView.of(made).to_json(), **self._urls(made)}
 
@@ -178,8 +172,8 @@ class DidcommOperations:
         path="/invitations",
     )
     async def _list_invitations(self, request: OperationRequest) -> Answer:
-        tenant, skip = await self._tenants.of(request), read_number(request, "skip", 0, MAX_INVITATIONS)
-        limit = read_number(request, "limit", 1, MAX_INVITATIONS)
+        tenant, skip = await self._tenants.of(request), request["skip"]
+        limit = request["limit"]
         # All of them are few and short.
         found, now = await self._mediation.list_invitations(tenant, MAX_INVITATIONS), self._mediation.clock()
         shown = [ListedInvitation.of(one, open=one.open(now)).to_json() for one in found[skip : skip + limit]]
@@ -195,7 +189,7 @@ class DidcommOperations:
         path="/invitations/{id}",
     )
     async def _show_invitation(self, request: OperationRequest) -> Answer:
-        tenant, id = await self._tenants.of(request), read_text(request, "id")
+        tenant, id = await self._tenants.of(request), request.get("id", "")
         found = await self._mediation.read(lambda tx, _now: connecting.find_own_invitation(tx, tenant, id))
         shown = ListedInvitation.of(found, open=found.open(self._mediation.clock()))
         return {**shown.to_json(), **self._urls(found)}
@@ -210,7 +204,7 @@ class DidcommOperations:
         path="/invitations/{id}",
     )
     async def _remove_invitation(self, request: OperationRequest) -> Answer:
-        id = read_text(request, "id")
+        id = request.get("id", "")
         await self._mediation.remove_invitation(await self._tenants.of(request), id)
         return {"id": id, "removed": True}
 
@@ -227,12 +221,12 @@ class DidcommOperations:
         path="/keys",
     )
     async def _attach(self, request: OperationRequest) -> Answer:
-        tenant, key = await self._tenants.of(request), read_text(request, "key")
+        tenant, key = await self._tenants.of(request), request.get("key", "")
         inside: tuple[str, ...] = ()
         with suppress(UnresolvedDidError):
             # Only a DID that has its document in itself.
             inside = keys_inside(read(key.partition("#")[0]))
-        address = parse_address(read_text(request, "mail_address"))
+        address = parse_address(request.get("mail_address", ""))
         route = await self._mediation.write(
             lambda tx, now: granting.attach_key(tx, tenant, key, address, now, inside), (tenant, address)
         )
@@ -248,7 +242,7 @@ class DidcommOperations:
         path="/keys/{key}",
     )
     async def _detach(self, request: OperationRequest) -> Answer:
-        tenant, key = await self._tenants.of(request), read_text(request, "key")
+        tenant, key = await self._tenants.of(request), request.get("key", "")
         await self._mediation.write(lambda tx, _now: granting.detach_key(tx, tenant, key), when_full=True)
         return {"key": key, "detached": True}
 
@@ -261,7 +255,7 @@ class DidcommOperations:
         path="/keys",
     )
     async def _list_keys(self, request: OperationRequest) -> Answer:
-        tenant, limit = await self._tenants.of(request), read_number(request, "limit", 1, MAX_ATTACHED)
+        tenant, limit = await self._tenants.of(request), request["limit"]
         routes = await self._mediation.read(lambda tx, _now: tx.routes.attached(tenant, limit))
         return {"keys": [view_route(route).to_json() for route in routes]}
 

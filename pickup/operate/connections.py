@@ -24,8 +24,6 @@ from mediator.operate.operations import (
     many,
     object_schema,
     operation,
-    read_number,
-    read_text,
     table,
     whole,
 )
@@ -120,7 +118,7 @@ class OperationTenants:
 
     async def of(self, request: OperationRequest) -> str:
         """Return the tenant of a request, ``default`` if it has none; :class:`BadRequestError` lists those known."""
-        tenant = read_text(request, "tenant") or DEFAULT_TENANT
+        tenant = request.get("tenant", "") or DEFAULT_TENANT
         if tenant not in self._names:
             raise BadRequestError("tenant", f"expected one of {', '.join(self._names)}")
         await self._identities.ensure()
@@ -175,7 +173,7 @@ class ConnectionOperations:
     )
     async def _list(self, request: OperationRequest) -> Answer:
         tenant = await self._tenants.of(request)
-        after, limit = read_number(request, "after", 0, MAX_NUMBER), read_number(request, "limit", 1, MAX_LISTED)
+        after, limit = request["after"], request["limit"]
         page = await self._mediation.list_connections(tenant, after, limit)
         return {
             "connections": [ConnectionSummary(**self._listed(view)).to_json() for view in page.views],
@@ -206,10 +204,8 @@ class ConnectionOperations:
         path="/connection-ranking",
     )
     async def _rank(self, request: OperationRequest) -> Answer:
-        tenant, text, order = await self._tenants.of(request), read_text(request, "text"), read_text(request, "order")
-        skip, limit = read_number(request, "skip", 0, LOOKED_AT), read_number(request, "limit", 1, MAX_LISTED)
-        if order not in ORDERS:
-            raise BadRequestError("order", f"expected one of {', '.join(ORDERS)}")
+        tenant, text, order = await self._tenants.of(request), request.get("text", ""), request.get("order", "")
+        skip, limit = request["skip"], request["limit"]
         if len(text) > MAX_NAME:
             raise BadRequestError("text", f"expected at most {MAX_NAME} characters")
         looked_at = await self._survey(tenant, text.strip())
@@ -248,7 +244,7 @@ class ConnectionOperations:
         path="/connections/{connection}",
     )
     async def _show(self, request: OperationRequest) -> Answer:
-        tenant, no = await self._tenants.of(request), read_number(request, "connection", 0, MAX_NUMBER)
+        tenant, no = await self._tenants.of(request), request["connection"]
         view = await self._mediation.show_connection(tenant, no, MAX_ROUTES)
         connection, rules = view.connection, self._mediation.rules
         allowed = not rules.allowed.isdisjoint((*connection.callers, canonical(connection.their_did)))
@@ -274,7 +270,7 @@ class ConnectionOperations:
         path="/connections/{connection}",
     )
     async def _remove(self, request: OperationRequest) -> Answer:
-        tenant, no = await self._tenants.of(request), read_number(request, "connection", 0, MAX_NUMBER)
+        tenant, no = await self._tenants.of(request), request["connection"]
         await self._mediation.disconnect(tenant, no)
         # Whoever removed it finds it no more, also in a list that is not read again yet.
         self._look = _NOTHING
@@ -357,8 +353,8 @@ class DeliveryOperations:
         path="/didcomm/sessions",
     )
     async def _list(self, request: OperationRequest) -> Answer:
-        skip, limit = read_number(request, "skip", 0, MAX_SESSIONS), read_number(request, "limit", 1, MAX_LISTED)
-        found, total = self._sessions.list(read_text(request, "tenant"), skip, limit)
+        skip, limit = request["skip"], request["limit"]
+        found, total = self._sessions.list(request.get("tenant", ""), skip, limit)
         shown = [
             LiveSessionView(
                 tenant=each.connection.tenant,
@@ -391,7 +387,7 @@ class DeliveryOperations:
     )
     async def _show(self, request: OperationRequest) -> Answer:
         messages, size = self._outbound.usage
-        servers = self._outbound.servers[: read_number(request, "limit", 1, MAX_MESSAGES)]
+        servers = self._outbound.servers[: request["limit"]]
         return {
             "messages": messages,
             "bytes": size,

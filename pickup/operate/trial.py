@@ -20,7 +20,6 @@ from mediator.operate.operations import (
     many,
     object_schema,
     operation,
-    read_text,
 )
 from pickup.broker import MediationBroker
 from pickup.client import ClientError, HttpStatusError, NoAnswerError, ProblemError, Wallet
@@ -80,7 +79,7 @@ class TrialOperations:
         path="/didcomm/try",
     )
     async def _try(self, request: OperationRequest) -> Answer:
-        tenant, generation = await self._tenants.of(request), read_text(request, "didcomm")
+        tenant, generation = await self._tenants.of(request), request.get("didcomm", "")
         if generation not in list(Generation):
             raise BadRequestError("didcomm", "expected v1 or v2")
         if self._trying.locked():

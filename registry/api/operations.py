@@ -38,9 +38,7 @@ from mediator.operate.operations import (
     object_schema,
     operation,
     or_null,
-    read_number,
     read_numbered,
-    read_text,
     table,
     whole,
 )
@@ -158,9 +156,8 @@ class RegistryOperations:
         path="/agents",
     )
     async def _list(self, request: OperationRequest) -> Answer:
-        fields: dict[str, Any] = {name: read_text(request, name) or None for name in ("text", "semantic", "cursor")}
-        for name, highest in {"limit": MAX_PAGE, "page": codec.MAX_PAGES}.items():
-            fields[name] = read_number(request, name, 1, highest)
+        fields: dict[str, Any] = {name: request.get(name) or None for name in ("text", "semantic", "cursor")}
+        fields |= {"limit": request["limit"], "page": request["page"]}
         wanted = {name: request.get(name) for name in ("state", "tags", "skills")}
         fields |= {"explain": request.get("explain"), "filter": wanted, "with_state": True}
         query = codec.parse_discover(Fields(fields))
@@ -212,7 +209,7 @@ class RegistryOperations:
         return {"mailbox": address, "removed": True}
 
     async def _find(self, request: OperationRequest) -> AgentRecord:
-        text = read_text(request, "mailbox")
+        text = request.get("mailbox", "")
         number = read_numbered(text)
         return await self._directory.inspect(_tenant(request), agent_id(text) if number is None else number)
 
@@ -226,7 +223,7 @@ class RegistryOperations:
         path="/registry/forget-use",
     )
     async def _forget_use(self, request: OperationRequest) -> Answer:
-        mailbox = read_text(request, "mailbox")
+        mailbox = request.get("mailbox", "")
         address = agent_id(mailbox) if mailbox else None
         return {"forgotten": await self._directory.forget_use(_tenant(request), address)}
 
@@ -276,7 +273,7 @@ class RegistryOperations:
     )
     async def _put(self, request: OperationRequest) -> dict[str, Any]:
         """Register cards with their vectors; ``agents``: lists of a card as text and its packed vectors in base64."""
-        space = self._own_space(read_text(request, "space"))
+        space = self._own_space(request.get("space", ""))
         dims = _dims(space)
         agents = _rows(request, "agents", (str, str))
         cards = [card.encode() for card, _ in agents]
@@ -288,7 +285,7 @@ class RegistryOperations:
                 raise BadRequestError(f"agents[{at}]", f"expected {expected} vectors, got {len(rows)}")
             return vectors
 
-        tenant = read_text(request, "tenant") or DEFAULT_TENANT
+        tenant = request.get("tenant", "") or DEFAULT_TENANT
         return (await self._directory.register_many(tenant, space, cards, packed))._asdict()
 
     @operation(
@@ -306,7 +303,7 @@ class RegistryOperations:
 
         The space may be one that the service does not use yet.
         """
-        space = read_text(request, "space")
+        space = request.get("space", "")
         dims = _dims(space)
         rows = enumerate(_rows(request, "agents", (int, int, str)))
         vectors = [
@@ -330,7 +327,7 @@ class RegistryOperations:
 
 
 def _tenant(request: OperationRequest) -> str:
-    return read_text(request, "tenant") or DEFAULT_TENANT
+    return request.get("tenant", "") or DEFAULT_TENANT
 
 
 def _describe(agent: Agent, state: State) -> dict[str, Any]:

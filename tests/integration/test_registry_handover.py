@@ -48,7 +48,7 @@ async def test_one_that_is_no_card_leaves_nothing_of_the_others() -> None:
     ("fields", "error"),
     [
         ({"agents": [["{}", ""]]}, "space: expected none, registry.semantic is turned off"),
-        ({"space": 7}, "space: expected text"),
+        ({"space": 7}, "space: expected string"),
     ],
 )
 async def test_without_a_model_no_cards_are_taken(tmp_path: Path, fields: dict[str, Any], error: str) -> None:
@@ -59,7 +59,7 @@ async def test_without_a_model_no_cards_are_taken(tmp_path: Path, fields: dict[s
 @pytest.mark.parametrize(
     ("agents", "error"),
     [
-        (None, f"agents: expected a list of 1 to {MAX_TOGETHER}"),
+        (None, "agents: expected array"),
         ([], f"agents: expected a list of 1 to {MAX_TOGETHER}"),
         ([[1, 1, ""]] * (MAX_TOGETHER + 1), f"agents: expected a list of 1 to {MAX_TOGETHER}"),
         ([[1, 1]], "agents[0]: expected [int, int, str]"),

@@ -1,6 +1,7 @@
 """The registry of operations: rights, defaults, what an answer withholds, and what is audited."""
 
 import asyncio
+import re
 from typing import Any, cast
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from mediator.errors import BadRequestError, NoSuchMailboxError, NotAllowedError, SetupError
 from mediator.operate.operations import (
     COUNT,
+    FLAG,
     ROLES,
     TEXT,
     Actor,
@@ -17,7 +19,9 @@ from mediator.operate.operations import (
     limit,
     many,
     object_schema,
+    or_null,
     payload,
+    table,
 )
 from mediator.operate.service_operations import ServiceOperations
 from tests.harness.core import make_settings
@@ -61,6 +65,64 @@ async def test_a_default_stands_where_a_field_is_absent() -> None:
     operations.add(operation(fields={"limit": limit(50), "tenant": TEXT}))
     assert await operations.run(OWNER, "echo", {}) == {"got": {"limit": 50}}
     assert await operations.run(OWNER, "echo", {"limit": 2}) == {"got": {"limit": 2}}
+
+
+FIELDS: dict[str, Any] = {
+    "tenant": TEXT,
+    "limit": limit(50),
+    "lane": or_null({"type": "string", "enum": ["high", "low"]}),
+    "ids": many(COUNT),
+    "quotas": {"type": "object", "properties": {"rate": or_null(COUNT)}},
+    "nkeys": table(TEXT),
+    "sure": FLAG,
+    "since": {"type": "number"},
+}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ({"limit": 51}, "limit: expected 1 to 50"),
+        ({"limit": True}, "limit: expected integer"),
+        ({"limit": None}, "limit: expected integer"),
+        ({"tenant": 7}, "tenant: expected string"),
+        ({"tenant": "\0"}, "tenant: expected text without NUL"),
+        ({"tenant": "\ud800"}, "tenant: expected text without NUL"),
+        ({"lane": "middle"}, "lane: expected high, low"),
+        ({"ids": "7"}, "ids: expected array"),
+        ({"ids": [1, -1]}, "ids[1]: expected a number of 64 bits from 0"),
+        ({"ids": [2**63]}, "ids[0]: expected a number of 64 bits from 0"),
+        ({"quotas": []}, "quotas: expected object"),
+        ({"quotas": {"rate": "many"}}, "quotas.rate: expected integer or null"),
+        ({"nkeys": {"ann": 1}}, "nkeys.ann: expected string"),
+        ({"sure": "yes"}, "sure: expected boolean"),
+        ({"since": "soon"}, "since: expected number"),
+        ({"place": ""}, "tenant: expected a value, there is none"),
+    ],
+)
+async def test_a_wrong_field_is_named_at_every_door(wrong: dict[str, Any], error: str) -> None:
+    operations = Operations()
+    operations.add(operation(fields=FIELDS, required=("tenant",)))
+    asked = wrong if "place" in wrong else {"tenant": "acme", **wrong}
+    with pytest.raises(BadRequestError, match=f"^{re.escape(error)}"):
+        await operations.run(OWNER, "echo", asked)
+
+
+async def test_numbers_may_be_text_and_null_where_allowed() -> None:
+    operations = Operations()
+    operations.add(operation(fields=FIELDS, path="/echo/{tenant}"))
+    given = {
+        "tenant": "acme",
+        "limit": "7.0",
+        "lane": None,
+        "ids": ["1", 2.0],
+        "quotas": {"rate": None},
+        "since": "1.5",
+    }
+    got = (await operations.run(OWNER, "echo", given))["got"]
+    assert got == {**given, "limit": 7, "ids": [1, 2], "since": 1.5}
+    with pytest.raises(BadRequestError, match=r"^tenant: expected a value"):
+        await operations.run(OWNER, "echo", {})
 
 
 async def test_payloads_need_their_own_right() -> None:

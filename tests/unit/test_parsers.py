@@ -12,7 +12,7 @@ from mediator.errors import BadRequestError
 from mediator.fields import Fields, StrictFields, has_controls, parse_body, printable, whole_number
 from mediator.nats import protocol
 from mediator.nats.frames import decode_headers
-from mediator.operate.operations import read_number, read_optional_time
+from mediator.operate.operations import Operation, Right, check_request, read_optional_time, whole
 from tests.fuzz import targets
 from tests.fuzz.__main__ import main
 
@@ -153,6 +153,13 @@ def test_ways_to_say_absent(read: Callable[[Fields], Any], expected: Any) -> Non
     assert read(fields) == expected
 
 
+async def nothing(_request: dict[str, Any]) -> dict[str, Any]:
+    return {}
+
+
+COUNTING = Operation("count", nothing, Right.READ, "", {}, {"n": whole("A number.", 0, 10)})
+
+
 @pytest.mark.rule("N4")
 @pytest.mark.parametrize("written", [7, 7.0, "7", "7.0", "007"])
 def test_ways_to_write_a_number(written: object) -> None:
@@ -163,7 +170,7 @@ def test_ways_to_write_a_number(written: object) -> None:
     assert fields.time("n") == 7_000
     assert fields.fraction("n") == 1.0
     assert StrictFields({"n": written}).count("n") == 7
-    assert read_number({"n": written}, "n", 0, 10) == 7
+    assert check_request(COUNTING, {"n": written}) == {"n": 7}
     assert read_optional_time({"n": written}, "n") == 7_000
     assert protocol.read_draft(b"", {"mq9-delay": str(written)}).delay == 7_000
 
@@ -173,7 +180,7 @@ def test_ways_to_write_a_number(written: object) -> None:
 def test_what_is_no_whole_number(written: object) -> None:
     assert whole_number(written) is None
     with pytest.raises(BadRequestError):
-        StrictFields({"n": written}).count("n") if written != 1e300 else read_number({"n": written}, "n", 0, 10)
+        StrictFields({"n": written}).count("n") if written != 1e300 else check_request(COUNTING, {"n": written})
 
 
 @pytest.mark.rule("N4")
