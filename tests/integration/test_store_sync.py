@@ -44,7 +44,9 @@ class Disk:
 
     def sync(self, file: int) -> None:
         """Stand in for ``os.fdatasync``."""
-        names = self._path.name, f"{self._path.name}-wal"
+        log = self._path.with_name(f"{self._path.name}-wal")
+        assert os.path.samestat(os.fstat(file), log.stat()), "what is synced is the log"
+        names = self._path.name, log.name
         files = {name: self._path.with_name(name).read_bytes() for name in names}
         self.syncing.set()
         assert self.may_sync.wait(WITHIN)
@@ -158,6 +160,17 @@ def test_closing_syncs_the_last_commit(opened, disk: Disk) -> None:
     send(store, b"last")
     store.close()
     assert disk.left() == [b"last"]
+
+
+@pytest.mark.parametrize("rewrite", [False, True])
+def test_a_log_that_was_cut_is_synced_as_before(opened, disk: Disk, rewrite: bool) -> None:
+    store = opened(NEVER)
+    send(store, b"first")
+    assert store.scrub(rewrite)
+    store.upkeep(busy=False)
+    send(store, b"second")
+    store.close()
+    assert disk.left() == [b"first", b"second"]
 
 
 def test_what_is_not_synced_outlives_the_process(path: Path, opened, tmp_path: Path) -> None:
