@@ -214,7 +214,7 @@ class Broker:
         def look(tx: Transaction, now: int) -> Fetched:
             if before is None:
                 return fetching.fetch(tx, self.bounds, request, now)
-            return fetching.again(tx, self.bounds, request, before, now)
+            return fetching.fetch_again(tx, self.bounds, request, before, now)
 
         await self._reads_allowed.wait()
         async with self._read_slots:
@@ -253,7 +253,7 @@ class Broker:
         async with self._read_slots:
             return await self.read(lambda tx, now: querying.query_and_name(tx, request, now))
 
-    async def unread(self, request: querying.Unread) -> querying.Waiting:
+    async def unread(self, request: querying.Unread) -> querying.UnreadMessages:
         """Return what was not pushed yet (E4)."""
         await self._reads_allowed.wait()
         async with self._read_slots:
@@ -416,4 +416,4 @@ def _ack_work(request: settling.Ack) -> Work[int] | JointWork[settling.Ack, int]
     return JointWork((request.tenant, request.address, request.group), request, settling.ack_all)
 
 
-_R = TypeVar("_R", settling.Nack, settling.Extend, settling.Dead)
+_R = TypeVar("_R", settling.Nack, settling.Extend, settling.DeadSelection)

@@ -60,7 +60,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """What a FETCH found. Without messages the caller waits and calls :func:`again`."""
+    """What a FETCH found. Without messages the caller waits and calls :func:`fetch_again`."""
 
     mailbox_no: int
     messages: list[StoredMessage]
@@ -78,7 +78,7 @@ def fetch(tx: Transaction, bounds: Bounds, request: Fetch, now: int) -> Fetched:
     """Return messages for a request; the group's position is stored from its first FETCH on (F1, F4)."""
     mailbox = get_live_mailbox(tx, request.tenant, request.address, now)
     if request.group is None:
-        return _look(tx, mailbox, request, _start(tx, bounds, mailbox, request, now), now)
+        return _read_without_group(tx, mailbox, request, _start(tx, bounds, mailbox, request, now), now)
     if request.group == RESERVED_GROUP and mailbox.kind is Kind.MEDIATION:
         raise BadRequestError("group_name", f"{RESERVED_GROUP} is reserved for pickup by DIDComm")
     group = tx.groups.find(mailbox, request.group)
@@ -98,11 +98,11 @@ def fetch(tx: Transaction, bounds: Bounds, request: Fetch, now: int) -> Fetched:
     return serve(tx, bounds, mailbox, group, request, now)
 
 
-def again(tx: Transaction, bounds: Bounds, request: Fetch, before: Fetched, now: int) -> Fetched:
+def fetch_again(tx: Transaction, bounds: Bounds, request: Fetch, before: Fetched, now: int) -> Fetched:
     """Read again for a FETCH that found nothing; the same mailbox must still exist (F2, F5)."""
     mailbox = get_live_mailbox(tx, request.tenant, request.address, now, before.mailbox_no)
     if request.group is None:
-        return _look(tx, mailbox, request, before.start, now)
+        return _read_without_group(tx, mailbox, request, before.start, now)
     group = tx.groups.find(mailbox, request.group)
     if group is None:
         return Fetched(mailbox.no, [])
@@ -122,7 +122,7 @@ def _start(tx: Transaction, bounds: Bounds, mailbox: Mailbox, request: Fetch, no
             return request.from_id
 
 
-def _look(tx: Transaction, mailbox: Mailbox, request: Fetch, start: int, now: int) -> Fetched:
+def _read_without_group(tx: Transaction, mailbox: Mailbox, request: Fetch, start: int, now: int) -> Fetched:
     taken = _Basket(request.num_msgs, request.budget)
     for lane in LANES:
         if taken.full:
@@ -298,8 +298,8 @@ def _keep_claimed(
 
 
 def _empty(tx: Transaction, mailbox: Mailbox, group: Group, lane: Lane) -> bool:
-    """Whether a lane holds nothing behind the group's mark, expired or not: a clock set back revives what is there."""
-    # At the beginning of time nothing has expired.
+    """Whether a lane holds nothing behind the group's mark; ignores expiry, which reverts if the clock is set back."""
+    # At time 0 nothing has expired.
     return not tx.messages.lane(mailbox, lane, group.settled[lane], 1, 1, 0)
 
 

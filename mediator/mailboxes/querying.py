@@ -84,14 +84,14 @@ class Unread:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class UnreadMessages:
     """How many messages are unread, and the first of them in the order in which they would be pushed."""
 
     unread: int
     messages: list[StoredMessage]
 
 
-def unread(tx: Transaction, request: Unread, now: int) -> Waiting:
+def unread(tx: Transaction, request: Unread, now: int) -> UnreadMessages:
     """Return what waits behind the marks of push, and mark nothing; :class:`WrongTokenError` (E4)."""
     mailbox = owned(tx, request.tenant, request.address, request.token, now)
     found: list[StoredMessage] = []
@@ -104,7 +104,7 @@ def unread(tx: Transaction, request: Unread, now: int) -> Waiting:
             if left < 0 and found:
                 break
             found.append(message)
-    return Waiting(tx.pushed.unread(mailbox, now), found)
+    return UnreadMessages(tx.pushed.unread(mailbox, now), found)
 
 
 def _fit(found: list[StoredMessage], request: Query) -> list[StoredMessage]:

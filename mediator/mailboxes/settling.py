@@ -328,7 +328,7 @@ def nack(tx: Transaction, request: Nack, now: int) -> int:
 
     Raises :class:`TooManyDelayedError` where more would wait for their delay than may.
     """
-    mailbox, group, leases = _held(tx, request.tenant, request.address, request.group, request.ids, now)
+    mailbox, group, leases = _running_leases(tx, request.tenant, request.address, request.group, request.ids, now)
     if group is None or not leases:
         return 0
     more = sum(not lease.delayed for lease in leases) if request.delay else 0
@@ -356,7 +356,7 @@ class Extend:
 
 def extend(tx: Transaction, request: Extend, now: int) -> int:
     """Lengthen running leases; return how many still ran (F6). A lease is never made shorter."""
-    _, group, leases = _held(tx, request.tenant, request.address, request.group, request.ids, now)
+    _, group, leases = _running_leases(tx, request.tenant, request.address, request.group, request.ids, now)
     if group is None or not leases:
         return 0
     for lease in leases:
@@ -365,7 +365,7 @@ def extend(tx: Transaction, request: Extend, now: int) -> int:
     return len(leases)
 
 
-def _held(
+def _running_leases(
     tx: Transaction, tenant: str, address: str, name: str, ids: Sequence[int], now: int
 ) -> tuple[Mailbox, Group | None, list[Lease]]:
     """Return the running leases of those of the messages that are there."""
@@ -379,7 +379,7 @@ def _held(
 
 
 @dataclass(frozen=True, slots=True)
-class Dead:
+class DeadSelection:
     """Dead messages of a group, all of them or those that are named (F7)."""
 
     tenant: str
@@ -388,7 +388,7 @@ class Dead:
     ids: Sequence[int] | None = None
 
 
-def redrive(tx: Transaction, request: Dead, now: int) -> int:
+def redrive(tx: Transaction, request: DeadSelection, now: int) -> int:
     """Let dead messages be delivered again, with their count from zero; return how many (F7). For operators."""
     mailbox, group, leases = _dead(tx, request, now)
     if leases:
@@ -399,7 +399,7 @@ def redrive(tx: Transaction, request: Dead, now: int) -> int:
     return len(leases)
 
 
-def drop(tx: Transaction, request: Dead, now: int) -> int:
+def drop(tx: Transaction, request: DeadSelection, now: int) -> int:
     """Acknowledge dead messages; return how many (F7). For operators."""
     _, _, leases = _dead(tx, request, now)
     ack(tx, Ack(request.tenant, request.address, request.group, [lease.msg_id for lease in leases]), now)
@@ -409,7 +409,7 @@ def drop(tx: Transaction, request: Dead, now: int) -> int:
 DEAD_SLICE = 10_000
 
 
-def _dead(tx: Transaction, request: Dead, now: int) -> tuple[Mailbox, Group, list[Lease]]:
+def _dead(tx: Transaction, request: DeadSelection, now: int) -> tuple[Mailbox, Group, list[Lease]]:
     """Return the dead leases that are asked for, after ending those whose messages are gone."""
     mailbox = get_live_mailbox(tx, request.tenant, request.address, now)
     group = tx.groups.find(mailbox, request.group)

@@ -14,7 +14,7 @@ from mediator.mailboxes.message import DelayedRow, Draft, Filter
 from mediator.mailboxes.querying import Query
 from mediator.mailboxes.rows import StoredMessage
 from mediator.mailboxes.sending import Send
-from mediator.mailboxes.settling import DEAD_SLICE, Dead
+from mediator.mailboxes.settling import DEAD_SLICE, DeadSelection
 from mediator.operate.mailbox_operations import read_place
 from mediator.operate.operations import (
     ADDRESS,
@@ -264,10 +264,10 @@ class DeadOperations:
     async def _drop(self, request: OperationRequest) -> Answer:
         return {"dropped": await self._all(settling.drop, request)}
 
-    async def _all(self, rule: Callable[[Transaction, Dead, int], int], request: OperationRequest) -> int:
+    async def _all(self, rule: Callable[[Transaction, DeadSelection, int], int], request: OperationRequest) -> int:
         ids = Fields(request).numbers("msg_ids", MAX_IDS)
         key = read_place(request)
-        dead = Dead(*key, request.get("group_name", ""), ids)
+        dead = DeadSelection(*key, request.get("group_name", ""), ids)
         total = 0
         while True:
             count = await self._broker.write(lambda tx, now: rule(tx, dead, now), key, when_full=True)

@@ -24,7 +24,7 @@ from mediator.mailboxes.querying import Query
 from mediator.mailboxes.quotas import Quotas
 from mediator.mailboxes.rows import StoredMessage
 from mediator.mailboxes.sending import Released, Send
-from mediator.mailboxes.settling import Ack, Dead, Extend, Nack
+from mediator.mailboxes.settling import Ack, DeadSelection, Extend, Nack
 from mediator.store.base import Store
 from mediator.store.base import Transaction as StoreTransaction
 
@@ -119,7 +119,7 @@ class Broker:
         return self.run(lambda tx: fetching.fetch(tx, self.bounds, request, self.now))
 
     def again(self, request: Fetch, before: Fetched) -> Fetched:
-        return self.run(lambda tx: fetching.again(tx, self.bounds, request, before, self.now))
+        return self.run(lambda tx: fetching.fetch_again(tx, self.bounds, request, before, self.now))
 
     def take(self, group: str | None = GROUP, box: str = BOX, **options: Any) -> list[int]:
         """FETCH and return the msg_ids; a group that is new starts at the oldest message."""
@@ -144,10 +144,10 @@ class Broker:
         return self.run(lambda tx: settling.extend(tx, Extend(TENANT, box, group, ids, ack_wait), self.now))
 
     def redrive(self, ids: Sequence[int] | None = None, group: str = GROUP, box: str = BOX) -> int:
-        return self.run(lambda tx: settling.redrive(tx, Dead(TENANT, box, group, ids), self.now))
+        return self.run(lambda tx: settling.redrive(tx, DeadSelection(TENANT, box, group, ids), self.now))
 
     def drop(self, ids: Sequence[int] | None = None, group: str = GROUP, box: str = BOX) -> int:
-        return self.run(lambda tx: settling.drop(tx, Dead(TENANT, box, group, ids), self.now))
+        return self.run(lambda tx: settling.drop(tx, DeadSelection(TENANT, box, group, ids), self.now))
 
     def query(
         self,
