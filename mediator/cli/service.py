@@ -26,7 +26,7 @@ from mediator.cli.options import (
 from mediator.login import Login
 from mediator.mailboxes.address import parse_address
 from mediator.operate.records import AuditEntry
-from mediator.operate.units import format_bytes, format_count, format_time
+from mediator.operate.units import format_bytes, format_count, format_fields, format_time
 from mediator.system.private_files import open_file
 
 if TYPE_CHECKING:
@@ -312,7 +312,7 @@ def _facts(view: dict[str, Any], time: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _audited(entry: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in entry["fields"].items())
+    return ", ".join(f"{name} {value}" for name, value in format_fields(entry["fields"]))
 
 
 def _result(entry: Mapping[str, Any]) -> str:

@@ -141,7 +141,7 @@ _BY_LANE: Final = [
 _MINUTES: Final = [
     Column("time", field="at", kind=Kind.TIME),
     *(
-        Column(title, field=flow, kind=Kind.NUMBER)
+        Column(title, field=flow, kind=Kind.COUNTS)
         for flow, title in zip(_FLOWS, ("in/s", "out/s", "acknowledged/s"), strict=True)
     ),
     Column("requests/s", field="requests", kind=Kind.RATE),

@@ -21,7 +21,7 @@ from multidict import MultiMapping
 from mediator.errors import BadRequestError
 from mediator.operate.operations import Answer, Right
 from mediator.operate.records import Column, Kind
-from mediator.operate.units import format_bytes, format_count, format_duration, format_time
+from mediator.operate.units import format_bytes, format_count, format_duration, format_fields, format_time
 
 HOME: Final = "/console"
 PER_PAGE: Final = 50
@@ -99,6 +99,11 @@ def state(word: str) -> Markup:
     return Markup('<span class="{}">{}</span>').format(colour, word.replace("_", " "))
 
 
+def counts(numbers: Mapping[str, float]) -> str:
+    """Show how many there are of each, by name."""
+    return ", ".join(f"{name.replace('_', ' ')} {rate(each)}" for name, each in numbers.items() if each) or NONE
+
+
 def text(value: Any) -> Markup | str:
     """Show a text, a flag, a list, or an object as its fields."""
     match value:
@@ -106,22 +111,12 @@ def text(value: Any) -> Markup | str:
             return "yes" if value else "no"
         case list() | tuple():
             return ", ".join(map(str, value))
-        case dict() if all(isinstance(each, int | float) for each in value.values()):
-            return ", ".join(f"{name.replace('_', ' ')} {rate(each)}" for name, each in value.items() if each)
         case dict():
-            given = ((name, each) for name, each in value.items() if each not in (None, "", [], {}, "None"))
-            return Markup("").join(Markup("<div>{} <code>{}</code></div>").format(*_detail(*each)) for each in given)
+            lines = map(Markup("<div>{0[0]} <code>{0[1]}</code></div>").format, format_fields(value))
+            return Markup("").join(lines)
         case str() if len(value) > LONG_TEXT:
             return Markup("<details><summary>{}…</summary>{}</details>").format(value[: LONG_TEXT // 2], value)
     return str(value)
-
-
-def _detail(name: str, value: Any) -> tuple[str, str]:
-    """Return a field of an object in words; ``ttl_ms`` is a span."""
-    digits = str(value)
-    if name.endswith("_ms") and digits.isascii() and digits.isdigit():
-        return name.removesuffix("_ms").replace("_", " "), format_duration(int(digits))
-    return name.replace("_", " "), digits
 
 
 def cell(row: Answer, column: Column, rights: frozenset[Right] = frozenset()) -> Markup | str:
@@ -131,8 +126,10 @@ def cell(row: Answer, column: Column, rights: frozenset[Right] = frozenset()) ->
         return column.absent or NONE
     shown: Markup | str
     match column.kind:
-        case Kind.NUMBER if not isinstance(value, dict | list):
+        case Kind.NUMBER:
             shown = number(value)
+        case Kind.COUNTS:
+            shown = counts(value)
         case Kind.SIZE:
             shown = size(value)
         case Kind.RATE:

@@ -52,6 +52,8 @@ class Kind(Enum):
     NUMBER = auto()
     SIZE = auto()
     RATE = auto()
+    COUNTS = auto()
+    """How many of each, by name."""
     SECONDS = auto()
     """How long something took."""
     TIME = auto()
@@ -206,8 +208,11 @@ def _describe(annotation: Any) -> _Field:
         return _Field(many(item.schema), Column(), lambda items: [item.to_json(each) for each in items])
     if origin in (dict, Mapping):
         item = _describe(inner[1])
+        kind = Kind.COUNTS if item.column.is_number else Kind.TEXT
         return _Field(
-            table(item.schema), Column(), lambda items: {name: item.to_json(each) for name, each in items.items()}
+            table(item.schema),
+            Column(kind=kind),
+            lambda items: {name: item.to_json(each) for name, each in items.items()},
         )
     if annotation in _PLAIN:
         return _PLAIN[annotation]

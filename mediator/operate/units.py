@@ -1,7 +1,9 @@
 """Durations, times and sizes as people write and read them: 90s, 5m, 2h, 7d; 2026-01-31 12:00:05Z; 3.2 MiB."""
 
 import re
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
+from typing import Any
 
 _UNITS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _PART = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,3})?)(ms|[smhdw])")
@@ -69,6 +71,17 @@ def format_time(seconds: float) -> str:
 def format_count(count: int, one: str, many: str | None = None) -> str:
     """Show a number of things; ``many`` is what several are called, unless that is ``one`` and an s."""
     return f"{count:,} {one if count == 1 else many or f'{one}s'}"
+
+
+def format_fields(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the fields of a request that were given, in words; ``ttl_ms`` is a span."""
+    for name, value in fields.items():
+        shown = str(value)
+        if value in (None, "", [], {}):
+            continue
+        if name.endswith("_ms") and shown.isascii() and shown.isdigit():
+            shown = format_duration(int(shown))
+        yield name.removesuffix("_ms").replace("_", " "), shown
 
 
 def format_bytes(count: int) -> str:

@@ -454,3 +454,32 @@ async def test_live_pages_are_few(site: ConsoleSite, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(streams, "MAX_STREAMS", 2)
     await until(admitted, what="there is room for another")
+
+
+async def test_tables_are_files_for_those_who_may_see_them(site: ConsoleSite) -> None:
+    await site.core.create()
+    for number in range(60):
+        await site.core.send(b"x", key=f"=key{number}", lane=Lane.URGENT if number % 2 else Lane.NORMAL)
+    site.role = "read-payload"
+    page = await site.read(f"{BOX}?messages.sort=msg_id")
+    assert page.index("/messages/0") < page.index("/messages/49")
+    assert "/messages/50" not in page
+    assert f'href="{BOX}?messages.sort=msg_id&amp;messages.skip=50#messages"' in page
+    wanted = f"{BOX}?messages.filter=urgent&download=messages.csv"
+    answer = await site.get(wanted)
+    lines = (await answer.text()).splitlines()
+    assert (answer.content_type, len(lines), lines[0]) == (
+        "text/csv",
+        31,
+        "msg_id,lane,created_at,size,key,tags,expire_at",
+    )
+    assert lines[1].startswith("59,urgent,")
+    assert "'=key59" in lines[1]
+    assert answer.headers["Cache-Control"] == "no-store"
+    site.role = "read"
+    assert "key59" not in await (await site.get(wanted)).text()
+    assert "key59" not in await (await site.get(f"{BOX}?download=messages.json")).text()
+    assert (await site.get(f"{BOX}?messages.sort=key")).status == 400
+    assert (await site.get(f"{BOX}?messages.skip=-1")).status == 400
+    anonymous = await site.session.get(site.server.make_url(wanted), headers=HTML, allow_redirects=False)
+    assert anonymous.status == 303

@@ -194,6 +194,8 @@ def test_values_are_shown_by_their_kind_and_as_text() -> None:
     assert table("").cell(row, name) == "a"
     assert [escape(shown.cell(row, each)) for each in (messages, seen, tags, key)] == ["20", "never", "–", "&lt;b&gt;"]
     assert shown.cell(ROWS[2], key).startswith("<details><summary>long long")
-    fields = {"ttl_ms": "604800000", "users": "None", "label": "<b>"}
+    fields = {"ttl_ms": 604800000, "users": None, "label": "<b>"}
     assert tables.text(fields) == "<div>ttl <code>7d</code></div><div>label <code>&lt;b&gt;</code></div>"
+    assert tables.text({"msg_id": 0}) == "<div>msg id <code>0</code></div>"
+    assert tables.counts({"dead_leases": 1200, "none": 0}) == "dead leases 1,200"
     assert tables.state("no <b>") == '<span class="bad">no &lt;b&gt;</span>'
