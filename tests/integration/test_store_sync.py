@@ -1,4 +1,4 @@
-"""When a commit reaches the disk: before its answer, or at an interval behind it (``store.sync``)."""
+"""When a commit reaches the disk: before its answer, or at an interval behind it; and the room that it has there."""
 
 import errno
 import os
@@ -196,6 +196,20 @@ async def test_a_disk_that_cannot_be_synced_refuses_changes(opened, disk: Disk) 
     await until(lambda: disk.left() == known)
     await until(lambda: is_sent(store, b"second"))
     assert stored(store) == [*known, b"second"]
+
+
+@pytest.mark.rule("A9")
+def test_the_reserve_keeps_up_with_the_log(opened, path: Path) -> None:
+    store = opened(None)
+    log, reserve = path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}.reserve")
+    for number in range(60):
+        send(store, b"x" * 100_000)
+        assert 2 * reserve.stat().st_size >= 3 * log.stat().st_size
+        if number == 30:
+            # It is cut, and grows again.
+            assert store.scrub(False)
+            store.upkeep(busy=False)
+    assert log.stat().st_size > 2 << 20
 
 
 @pytest.mark.postgres
