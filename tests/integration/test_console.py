@@ -271,6 +271,8 @@ async def test_activity_tells_what_was_done_and_is_stored(site: ConsoleSite) -> 
     assert answer["depth"] == {"messages": 1, "bytes": 1}
     assert answer["oldest"]["mail_address"] == "task"
     assert answer["storage"]["database"] > 0
+    assert 'data-event="numbers"' in await site.read("/console")
+    assert 'data-event="numbers"' not in await site.read("/console?flows.sort=-incoming"), "it would lose its order"
     columns = (await operations.run(ADMIN, "activity-history", {}))["columns"]
     assert {len(column) for column in columns.values()} == {1}
     await until(lambda: shows(site, "/console/history", "<time"), what="the first sample is shown")
