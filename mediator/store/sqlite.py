@@ -171,7 +171,7 @@ class SqliteStore:
         self._reserve.adjust(self._log_bytes())
         self._sync: IntervalSync | None = None
         if sync_interval is not None:
-            self._sync = IntervalSync(self._log_file, sync_interval)
+            self._sync = IntervalSync(path, self._log_file, sync_interval)
             # What the migration committed.
             self._sync.note_commit()
 

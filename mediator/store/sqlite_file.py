@@ -281,6 +281,10 @@ class Reserve:
             self._path.unlink()
 
 
+AGAIN_SECONDS = 1.0
+"""After a sync that failed, the next begins so soon."""
+
+
 class IntervalSync:
     """Syncs the log behind commits that do not wait for it, on a thread of its own.
 
@@ -288,14 +292,15 @@ class IntervalSync:
     missed, nothing happens.
     """
 
-    def __init__(self, log: int, interval: float) -> None:
-        """``log`` is the log's open file."""
+    def __init__(self, path: Path, log: int, interval: float) -> None:
+        """``log`` is the open file of the log of the database at ``path``."""
+        self._path = path
         self._file = log
         self._interval = interval
         self._unsynced = threading.Event()
         self._closing = threading.Event()
         self.problem: str | None = None
-        """Why the last sync failed."""
+        """Why the last sync failed; None once all that it was to sync is on the disk."""
         self._thread = threading.Thread(target=self._run, name="store-sync", daemon=True)
         self._thread.start()
 
@@ -307,7 +312,7 @@ class IntervalSync:
     def _run(self) -> None:
         while True:
             self._unsynced.wait()
-            if self._closing.wait(self._interval):
+            if self._closing.wait(self._interval if self.problem is None else min(self._interval, AGAIN_SECONDS)):
                 return
             self._sync()
 
@@ -315,16 +320,28 @@ class IntervalSync:
         # Before the sync: it may miss what is committed meanwhile.
         self._unsynced.clear()
         try:
+            if self.problem is not None:
+                self._empty_log()
             os.fdatasync(self._file)
-        except OSError as error:
+        except (OSError, sqlite3.Error) as error:
+            reason = getattr(error, "strerror", None) or str(error)
             if self.problem is None:
-                _log.error("the log cannot be synced: a loss of power may cost mail", reason=error.strerror)
-            self.problem = error.strerror or str(error)
+                _log.error("the log cannot be synced: a loss of power may cost mail", reason=reason)
+            self.problem = reason
             self._unsynced.set()
         else:
             if self.problem is not None:
                 _log.warning("the log is synced again")
             self.problem = None
+
+    def _empty_log(self) -> None:
+        """Copy what is in the log into the database, which is synced, and cut the log.
+
+        The system takes pages whose sync failed for written, and the next sync of the log would leave them out.
+        """
+        with closing(sqlite3.connect(self._path, isolation_level=None)) as own:
+            if own.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:
+                raise OSError(errno.EBUSY, "the log is in use")
 
     def close(self) -> None:
         """Sync what is left, and end the thread."""

@@ -29,6 +29,13 @@ SOON = 0.01
 WITHIN = 30
 
 
+PAGE = 4096
+
+
+def _pages(content: bytes) -> dict[int, bytes]:
+    return {at // PAGE: content[at : at + PAGE] for at in range(0, len(content), PAGE)}
+
+
 class Disk:
     """What a loss of power would leave of a database: its files as they were at the last sync."""
 
@@ -36,6 +43,8 @@ class Disk:
         self._path = path
         self._folder = folder
         self._files: dict[str, bytes] = {}
+        self._given_up = b""
+        """The log at the last sync that was refused: the system does not write it again."""
         self.syncs = self.refused = 0
         self.broken = False
         self.may_sync = threading.Event()
@@ -52,7 +61,13 @@ class Disk:
         assert self.may_sync.wait(WITHIN)
         if self.broken:
             self.refused += 1
+            self._given_up = files[log.name]
             raise OSError(errno.EIO, os.strerror(errno.EIO))
+        written, lost = self._files.get(log.name, b""), _pages(self._given_up)
+        files[log.name] = b"".join(
+            written[number * PAGE : (number + 1) * PAGE].ljust(PAGE, b"\0") if lost.get(number) == page else page
+            for number, page in _pages(files[log.name]).items()
+        )
         self._files = files
         self.syncs += 1
 
@@ -196,6 +211,19 @@ async def test_a_disk_that_cannot_be_synced_refuses_changes(opened, disk: Disk) 
     await until(lambda: disk.left() == known)
     await until(lambda: is_sent(store, b"second"))
     assert stored(store) == [*known, b"second"]
+
+
+@pytest.mark.rule("A8")
+async def test_what_a_refused_sync_left_out_is_on_the_disk_before_changes_are_accepted(opened, disk: Disk) -> None:
+    store = opened(SOON)
+    await until(lambda: disk.left() == [])
+    disk.broken = True
+    send(store, b"first")
+    await until(lambda: disk.refused)
+    disk.broken = False
+    await until(lambda: is_sent(store, b"second"))
+    store.close()
+    assert disk.left() == [b"first", b"second"]
 
 
 @pytest.mark.rule("A9")
