@@ -168,7 +168,7 @@ class SqliteStore:
         self._log_used = 0
         self._pace = Pace()
         self.commits_fast = False
-        self._reserve.adjust(self._log_bytes())
+        self._adjust_reserve()
         self._sync: IntervalSync | None = None
         if sync_interval is not None:
             self._sync = IntervalSync(path, self._log_file, sync_interval)
@@ -197,6 +197,10 @@ class SqliteStore:
     def _log_bytes(self) -> int:
         # Asked after each commit: stat by a path takes ten times as long.
         return os.lseek(self._log_file, 0, os.SEEK_END)
+
+    def _adjust_reserve(self) -> None:
+        self._log_size = self._log_bytes()
+        self._reserve.adjust(self._log_size)
 
     @contextmanager
     def transaction(self, keys: Sequence[MailboxKey] = ()) -> Iterator[Transaction]:
@@ -319,7 +323,7 @@ class SqliteStore:
                 connection.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")
         except sqlite3.Error as error:
             raise self._failure(error) from error
-        self._reserve.adjust(self._log_bytes())
+        self._adjust_reserve()
 
     def _ample(self) -> bool:
         return shutil.disk_usage(self.path.parent).free > AMPLE
@@ -340,7 +344,7 @@ class SqliteStore:
                 self._truncate_log()
             with suppress(sqlite3.Error):
                 self._writer.connection.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES_WHEN_FULL})")
-        self._reserve.adjust(self._log_bytes())
+        self._adjust_reserve()
 
     def renew(self) -> None:
         """The file is held, and nobody else writes it."""

@@ -6,6 +6,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -238,6 +239,25 @@ def test_the_reserve_keeps_up_with_the_log(opened, path: Path) -> None:
             assert store.scrub(False)
             store.upkeep(busy=False)
     assert log.stat().st_size > 2 << 20
+
+
+@pytest.mark.rule("A9")
+def test_the_reserve_keeps_up_with_a_log_that_is_cut_again_and_again(opened, path: Path) -> None:
+    store = opened(None)
+    log, reserve = path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}.reserve")
+    sizes = []
+    for number in range(6):
+        assert store.scrub(False)
+        store.upkeep(busy=False)
+        with store.transaction() as tx:
+            # Each replaces the one before, so that all of them write as many pages.
+            mailbox = tx.mailboxes.find("default", "box")
+            assert mailbox is not None
+            tx.messages.remove(mailbox, tx.messages.handles(mailbox, [number - 1], 1).values())
+            tx.messages.append(mailbox, Message(number, Lane.NORMAL, b"x" * 5_000_000, 5_000_000, 1, 1))
+        sizes.append(log.stat().st_size)
+        assert 2 * reserve.stat().st_size >= 3 * log.stat().st_size
+    assert any(first == second for first, second in pairwise(sizes)), "it grew to the same size"
 
 
 @pytest.mark.postgres
