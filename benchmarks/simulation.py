@@ -19,7 +19,7 @@ from benchmarks.bench import Bench, ResultRow, number, spread
 from benchmarks.costs import COMMITS
 from benchmarks.servers import ServiceProcess, running
 from mediator.store.sqlite import FAST_SECONDS
-from mediator.store.writer import MAX_BATCH, MIN_HALF
+from mediator.store.writer import MAX_BATCH, MIN_BATCH
 from mediator.system.usage import cpu_seconds
 
 FITTED = (1, 100)
@@ -213,7 +213,7 @@ class _Simulation:
         waiting = self._waiting[step]
         if step != self.COMMIT:
             return min(waiting, CHUNK)
-        return min(waiting, MAX_BATCH, max(MIN_HALF, waiting // 2) if self._fast else waiting)
+        return min(waiting, MAX_BATCH, max(MIN_BATCH, waiting // 2) if self._fast else waiting)
 
     def _push(self, at: float, step: int, count: int) -> None:
         self._order += 1

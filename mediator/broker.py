@@ -27,7 +27,7 @@ from mediator.mailboxes.quotas import Quotas
 from mediator.mailboxes.rows import StoredMessage
 from mediator.request_context import NO_TRACE, TraceHooks
 from mediator.store.base import Integrity, Store, Transaction
-from mediator.store.writer import CommitPart, Committed, Done, JointWork, Listener, Observer, Work, Writer
+from mediator.store.writer import CommitPart, Committed, Done, Listener, MergeableWork, Observer, Work, Writer
 from mediator.system.freezes import FreezeGuard
 
 T = TypeVar("T")
@@ -127,7 +127,7 @@ class Broker:
         return await self._writer.write(
             key,
             lambda tx, now: creating.create(tx, self.bounds, os.urandom, request, now, self.quotas),
-            when_full=True,
+            even_when_full=True,
         )
 
     async def update(self, request: creating.Update) -> Mailbox:
@@ -138,11 +138,13 @@ class Broker:
 
     def send_soon(self, request: sending.Send, done: Done) -> None:
         """Store a message; ``done`` gets its msg_id or the error after the commit. For doors that send in bulk."""
-        self._writer.submit((request.tenant, request.address), partial(self._send, request), done, when_full=True)
+        self._writer.submit((request.tenant, request.address), partial(self._send, request), done, even_when_full=True)
 
     async def send(self, request: sending.Send) -> int:
         """Store a message and return its msg_id (S1–S7)."""
-        return await self._writer.write((request.tenant, request.address), partial(self._send, request), when_full=True)
+        return await self._writer.write(
+            (request.tenant, request.address), partial(self._send, request), even_when_full=True
+        )
 
     def _send(self, request: sending.Send, tx: Transaction, now: int) -> int:
         return sending.send(tx, self.bounds, self.quotas, request, now, self.hooks)
@@ -168,9 +170,9 @@ class Broker:
         if self._connections.pop(connection, False):
             # Behind the FETCHes that are queued: what they are handed is free as well.
             with suppress(MediatorError):
-                self._writer.submit(None, partial(_end_claims, connection), _ignore, when_full=True)
+                self._writer.submit(None, partial(_end_claims, connection), _ignore, even_when_full=True)
 
-    def knows(self, connection: str) -> bool:
+    def tracks(self, connection: str) -> bool:
         """Whether the end of a connection will be told."""
         return connection in self._connections
 
@@ -223,15 +225,15 @@ class Broker:
             if request.connection and request.connection not in self._connections:
                 # Nobody reads the answer, and what it held would be claimed.
                 return before or Fetched(0, [])
-            return await self._writer.write((request.tenant, request.address), look, when_full=True)
+            return await self._writer.write((request.tenant, request.address), look, even_when_full=True)
 
     def ack_soon(self, request: settling.Ack, done: Done) -> None:
         """Do as :meth:`ack`; ``done`` gets the number or the error after the commit. For doors that get many."""
-        self._writer.submit((request.tenant, request.address), _ack_work(request), done, when_full=True)
+        self._writer.submit((request.tenant, request.address), _ack_work(request), done, even_when_full=True)
 
     async def ack(self, request: settling.Ack) -> int:
         """Settle messages; return how many were still there (K1–K4)."""
-        return await self._writer.write((request.tenant, request.address), _ack_work(request), when_full=True)
+        return await self._writer.write((request.tenant, request.address), _ack_work(request), even_when_full=True)
 
     def nack_soon(self, request: settling.Nack, done: Done) -> None:
         """Give leased messages back; ``done`` as for :meth:`ack_soon` (F6)."""
@@ -262,7 +264,7 @@ class Broker:
     async def delete(self, tenant: str, address: str, msg_id: int) -> None:
         """Remove one message (Q2)."""
         await self._writer.write(
-            (tenant, address), lambda tx, now: querying.delete(tx, tenant, address, msg_id, now), when_full=True
+            (tenant, address), lambda tx, now: querying.delete(tx, tenant, address, msg_id, now), even_when_full=True
         )
 
     # Commands of operators.
@@ -270,7 +272,7 @@ class Broker:
     async def delete_mailbox(self, tenant: str, address: str) -> Mailbox:
         """End a mailbox (M4)."""
         return await self._writer.write(
-            (tenant, address), lambda tx, now: creating.delete(tx, tenant, address, now), when_full=True
+            (tenant, address), lambda tx, now: creating.delete(tx, tenant, address, now), even_when_full=True
         )
 
     async def measure_usage(self, tenants: Sequence[str]) -> dict[str, Usage]:
@@ -302,9 +304,9 @@ class Broker:
         with self._store.reading() as tx:
             return look(tx, self.clock())
 
-    async def write_background(self, work: Work[T], *, when_full: bool = False) -> T:
-        """Run maintenance when requests leave time for it; ``when_full`` as for :meth:`write`."""
-        return await self._writer.write_background(work, when_full=when_full)
+    async def write_background(self, work: Work[T], *, even_when_full: bool = False) -> T:
+        """Run maintenance when requests leave time for it; ``even_when_full`` as for :meth:`write`."""
+        return await self._writer.write_background(work, even_when_full=even_when_full)
 
     async def upkeep(self) -> None:
         """Let the store do its own maintenance: checkpoints, free space."""
@@ -315,21 +317,21 @@ class Broker:
         """Leave nothing of what was removed in free pages and the log; see :meth:`mediator.store.base.Store.scrub`."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, self._store.scrub, rewrite)
 
-    async def write(self, work: Work[T], key: MailboxKey | None = None, *, when_full: bool = False) -> T:
+    async def write(self, work: Work[T], key: MailboxKey | None = None, *, even_when_full: bool = False) -> T:
         """Run a change with the next commit; ``key`` is the mailbox that it will ask for first.
 
-        On a full disk it raises :class:`StorageFullError`, unless ``when_full`` says that it frees space, acknowledges
-        or hands out messages.
+        On a full disk it raises :class:`StorageFullError`, unless ``even_when_full`` says that it frees space,
+        acknowledges or hands out messages.
         """
-        return await self._writer.write(key, work, when_full=when_full)
+        return await self._writer.write(key, work, even_when_full=even_when_full)
 
     async def write_padded(self, work: Work[T], key: MailboxKey | None = None) -> T:
         """Do as :meth:`write`, but answer so late that the time reveals nothing of what was changed (D9)."""
         return await self._writer.write_padded(key, work)
 
-    async def settle(self) -> None:
+    async def wait_committed(self) -> None:
         """Wait until all earlier requests are committed: they are committed in the order in which they came."""
-        await self.write(lambda _tx, _now: None, when_full=True)
+        await self.write(lambda _tx, _now: None, even_when_full=True)
 
     async def check(self) -> str | None:
         """Return why the store cannot be read or written, None when it can (A9)."""
@@ -390,12 +392,12 @@ class Broker:
 
     async def _change(self, request: "_R", verb: "Callable[[Transaction, _R, int], T]") -> T:
         return await self._writer.write(
-            (request.tenant, request.address), lambda tx, now: verb(tx, request, now), when_full=True
+            (request.tenant, request.address), lambda tx, now: verb(tx, request, now), even_when_full=True
         )
 
     def _change_soon(self, request: "_R", verb: "Callable[[Transaction, _R, int], T]", done: Done) -> None:
         key = request.tenant, request.address
-        self._writer.submit(key, lambda tx, now: verb(tx, request, now), done, when_full=True)
+        self._writer.submit(key, lambda tx, now: verb(tx, request, now), done, even_when_full=True)
 
     def _wake_waiters(self, committed: Committed) -> None:
         if self._waiters:
@@ -410,10 +412,10 @@ def _ignore(_outcome: object) -> None:
     """Take the outcome of what nobody waits for."""
 
 
-def _ack_work(request: settling.Ack) -> Work[int] | JointWork[settling.Ack, int]:
+def _ack_work(request: settling.Ack) -> Work[int] | MergeableWork[settling.Ack, int]:
     if len(request.ids) > MAX_JOINED_IDS:
         return lambda tx, now: settling.ack(tx, request, now)
-    return JointWork((request.tenant, request.address, request.group), request, settling.ack_all)
+    return MergeableWork((request.tenant, request.address, request.group), request, settling.ack_all)
 
 
 _R = TypeVar("_R", settling.Nack, settling.Extend, settling.DeadSelection)

@@ -120,7 +120,9 @@ class AccessLists:
     async def remove(self, verdict: Verdict, name: str) -> str:
         """Take a name off a list, and return it; raises as :func:`granting.remove_access_rule`."""
         name = granting.parse_name(name)
-        await self._mediation.write(lambda tx, _now: granting.remove_access_rule(tx, name, verdict), when_full=True)
+        await self._mediation.write(
+            lambda tx, _now: granting.remove_access_rule(tx, name, verdict), even_when_full=True
+        )
         await self._announce()
         return name
 

@@ -130,10 +130,10 @@ class MediationBroker:
         """Run a read of committed data, on a reader thread."""
         return await self.broker.read(lambda tx, now: work(tx.table(MediationTransaction), now))
 
-    async def write(self, work: Work[T], mailbox_key: MailboxKey | None = None, *, when_full: bool = False) -> T:
+    async def write(self, work: Work[T], mailbox_key: MailboxKey | None = None, *, even_when_full: bool = False) -> T:
         """Run a change with the next commit.
 
-        ``mailbox_key`` is the mailbox it concerns, whose lock comes first; ``when_full`` is as for
+        ``mailbox_key`` is the mailbox it concerns, whose lock comes first; ``even_when_full`` is as for
         :meth:`mediator.broker.Broker.write`.
         """
         envelope = self._envelope
@@ -147,7 +147,7 @@ class MediationBroker:
                 done = replays.once(tables, envelope, partial(work, tables, now), now)
             return done, tables.events[before:]
 
-        done, events = await self.broker.write(change, mailbox_key, when_full=when_full)
+        done, events = await self.broker.write(change, mailbox_key, even_when_full=even_when_full)
         if done is None:
             raise ReplayedError
         self._envelope = None
@@ -157,7 +157,7 @@ class MediationBroker:
 
     async def remember_envelope(self) -> None:
         """Store the envelope where nothing else is changed (D13)."""
-        await self.write(lambda _tx, _now: None, when_full=True)
+        await self.write(lambda _tx, _now: None, even_when_full=True)
 
     # Connections and invitations.
 
@@ -181,7 +181,7 @@ class MediationBroker:
         now = self.clock()
         self.uses.note(ConnectionUse(connection.no, now, transport, pickup, client))
         if now - connection.seen_at >= connecting.SEEN_EVERY:
-            await self.write(lambda tx, now: connecting.note_use(tx, connection, now), when_full=True)
+            await self.write(lambda tx, now: connecting.note_use(tx, connection, now), even_when_full=True)
 
     async def get_connection(self, no: int) -> Connection | None:
         """Return a connection by its number."""
@@ -198,7 +198,7 @@ class MediationBroker:
         """
         mailbox_key, ends = None if connection is None else connection.mailbox_key, rotation.caller is None
         return await self.write(
-            lambda tx, now: connecting.rotate(tx, self.rules, rotation, now), mailbox_key, when_full=ends
+            lambda tx, now: connecting.rotate(tx, self.rules, rotation, now), mailbox_key, even_when_full=ends
         )
 
     async def request_mediation(self, connection: Connection | None, new: NewConnection | None) -> Connection:
@@ -220,13 +220,13 @@ class MediationBroker:
 
     async def forget_push_device(self, no: int, device: PushDevice) -> None:
         """Notify a phone no more, unless its connection has registered another one meanwhile."""
-        await self.write(lambda tx, _now: connecting.forget_push_device(tx, no, device), when_full=True)
+        await self.write(lambda tx, _now: connecting.forget_push_device(tx, no, device), even_when_full=True)
 
     async def disconnect(self, tenant: str, no: int) -> None:
         """End a connection; :class:`NoSuchConnectionError` when the tenant has none of this number (D8)."""
         connection = await self.read(lambda tx, _now: listing.get_connection(tx, tenant, no))
         await self.write(
-            lambda tx, now: connecting.disconnect(tx, connection, now), connection.mailbox_key, when_full=True
+            lambda tx, now: connecting.disconnect(tx, connection, now), connection.mailbox_key, even_when_full=True
         )
 
     async def list_connections(self, tenant: str, after: int, limit: int) -> ConnectionPage:
@@ -258,7 +258,7 @@ class MediationBroker:
 
     async def remove_invitation(self, tenant: str, id: str) -> None:
         """Forget an invitation; :class:`NoSuchInvitationError` when the tenant has none of this id."""
-        await self.write(lambda tx, _now: connecting.remove_invitation(tx, tenant, id), when_full=True)
+        await self.write(lambda tx, _now: connecting.remove_invitation(tx, tenant, id), even_when_full=True)
 
     async def find_invitation(self, key: str, id: str | None = None) -> Invitation | None:
         """Return the invitation that has a canonical key, else the one with an id."""
@@ -333,7 +333,7 @@ class MediationBroker:
             settled = message_queue.confirm_batch(tx, connection, now) if confirms else connection
             return message_queue.deliver(tx, settled, limit, recipient, budget, now, leased)
 
-        return self._observed(connection, await self.write(work, connection.mailbox_key, when_full=True))
+        return self._observed(connection, await self.write(work, connection.mailbox_key, even_when_full=True))
 
     async def pick(
         self, connection: Connection, ids: Sequence[int], budget: int, *, confirm_batch: bool = True
@@ -344,7 +344,7 @@ class MediationBroker:
             settled = message_queue.confirm_batch(tx, connection, now) if confirm_batch else connection
             return message_queue.pick(tx, settled, ids, budget, now)
 
-        return self._observed(connection, await self.write(work, connection.mailbox_key, when_full=True))
+        return self._observed(connection, await self.write(work, connection.mailbox_key, even_when_full=True))
 
     async def acknowledge(
         self, connection: Connection, ids: Sequence[int], leased: Collection[int] = ()
@@ -356,7 +356,7 @@ class MediationBroker:
             message_queue.acknowledge(tx, settled, ids, now)
             return message_queue.status(tx, settled, None, now, leased)
 
-        return await self.write(work, connection.mailbox_key, when_full=True)
+        return await self.write(work, connection.mailbox_key, even_when_full=True)
 
     async def confirm(self, connection: Connection, ids: Sequence[int], *, in_use: bool = False) -> None:
         """Remove messages that the transport says have come (D7); ``in_use``: that shows its holder is there."""
@@ -366,12 +366,14 @@ class MediationBroker:
             if in_use:
                 connecting.note_use(tx, connection, now)
 
-        await self.write(work, connection.mailbox_key, when_full=True)
+        await self.write(work, connection.mailbox_key, even_when_full=True)
 
     async def confirm_batch(self, connection: Connection) -> None:
         """Remove what the last batch carried: its holder asks again (D7)."""
         await self.write(
-            lambda tx, now: message_queue.confirm_batch(tx, connection, now), connection.mailbox_key, when_full=True
+            lambda tx, now: message_queue.confirm_batch(tx, connection, now),
+            connection.mailbox_key,
+            even_when_full=True,
         )
 
     # Live mode, relay and push notifications.
@@ -387,7 +389,7 @@ class MediationBroker:
         messages, behind = await self.write(
             lambda tx, now: message_queue.next_arrived(tx, connection, cursor, limit, budget, now, leased),
             connection.mailbox_key,
-            when_full=True,
+            even_when_full=True,
         )
         return Arrived(self._observed(connection, messages), behind)
 

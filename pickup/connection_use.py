@@ -138,4 +138,6 @@ class ConnectionUses:
             tx.uses.add(uses)
             tx.uses.add_hours(hours, now - KEEP_HOURS * HOUR)
 
-        await self._broker.write_background(lambda tx, now: work(tx.table(MediationTransaction), now), when_full=True)
+        await self._broker.write_background(
+            lambda tx, now: work(tx.table(MediationTransaction), now), even_when_full=True
+        )

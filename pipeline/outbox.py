@@ -7,7 +7,7 @@ from typing import Any
 from mediator.broker import Broker
 from mediator.cleanup.collector import AdaptiveLimit
 from mediator.errors import BadRequestError
-from mediator.mailboxes.message import Copy
+from mediator.mailboxes.message import OutboxKey
 from mediator.operate.operations import ANY, COUNT, Answer, OperationRequest, Right, many, object_schema, operation
 from mediator.operate.store_access import ask_or_use_store
 from mediator.settings.settings import Settings
@@ -42,29 +42,29 @@ class ArchiveOperations:
         while copies:
             part, copies = copies[: size.limit], copies[size.limit :]
 
-            def work(tx: Transaction, _now: int, part: Sequence[Copy] = part) -> tuple[int, float]:
+            def work(tx: Transaction, _now: int, part: Sequence[OutboxKey] = part) -> tuple[int, float]:
                 begun = time.perf_counter()
                 return tx.outbox.remove(part), begun
 
-            count, begun = await self._broker.write_background(work, when_full=True)
+            count, begun = await self._broker.write_background(work, even_when_full=True)
             size.took(len(part), time.perf_counter() - begun)
             removed += count
         return {"removed": removed}
 
 
-def _read_copies(value: object) -> list[Copy]:
-    """Read ``copies``: a list for each copy, in the order of the fields of :class:`Copy`."""
+def _read_copies(value: object) -> list[OutboxKey]:
+    """Read ``copies``: a list for each copy, in the order of the fields of :class:`OutboxKey`."""
     if not isinstance(value, list) or not all(_is_copy(each) for each in value):
-        raise BadRequestError("copies", f"expected lists of whole numbers: {', '.join(Copy._fields)}")
+        raise BadRequestError("copies", f"expected lists of whole numbers: {', '.join(OutboxKey._fields)}")
     if len(value) > MAX_COPIES:
         raise BadRequestError("copies", f"expected at most {MAX_COPIES}, got {len(value)}")
-    return [Copy(*each) for each in value]
+    return [OutboxKey(*each) for each in value]
 
 
 def _is_copy(value: object) -> bool:
     return (
         isinstance(value, list)
-        and len(value) == len(Copy._fields)
+        and len(value) == len(OutboxKey._fields)
         and all(type(number) is int and 0 <= number < 2**63 for number in value)
     )
 
@@ -75,11 +75,11 @@ class OutboxClient:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
-    def remove(self, copies: Sequence[Copy]) -> int:
+    def remove(self, copies: Sequence[OutboxKey]) -> int:
         """Remove copies, and return how many were there."""
         return sum(self._remove(copies[start : start + MAX_COPIES]) for start in range(0, len(copies), MAX_COPIES))
 
-    def _remove(self, copies: Sequence[Copy]) -> int:
+    def _remove(self, copies: Sequence[OutboxKey]) -> int:
         def work(store: Store) -> Answer:
             with store.transaction() as tx:
                 return {"removed": tx.outbox.remove(copies)}

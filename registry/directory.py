@@ -144,7 +144,7 @@ class Directory:
             agent = rules.unregister(tables, tenant, reference.address, reference.name, now)
             return _answered(tables, reference, agent, now)
 
-        agent = await self._broker.write(unregister, when_full=True)
+        agent = await self._broker.write(unregister, even_when_full=True)
         await self._updater.wait_for(agent.revision)
         return agent
 
@@ -235,7 +235,7 @@ class Directory:
 
         forgotten, more = 0, True
         while more:
-            some, revision = await self._broker.write(forget, when_full=True)
+            some, revision = await self._broker.write(forget, even_when_full=True)
             forgotten, more = forgotten + some, some > 0
         await self._updater.wait_for(revision, remembered=True)
         return forgotten

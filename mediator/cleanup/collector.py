@@ -226,7 +226,7 @@ class Collector:
             begun = time.perf_counter()
             return step.run(tx, now, size.limit), begun
 
-        outcome = await broker.write_background(work, when_full=True)
+        outcome = await broker.write_background(work, even_when_full=True)
         if outcome is None:
             return None
         done, begun = outcome
@@ -342,7 +342,7 @@ async def remove_mail_kept_until_start(broker: Broker, instance: str) -> int:
     """Remove what was to last until this start of the instance, before it serves; return how many messages (E5)."""
     total = 0
     while count := await broker.write(
-        lambda tx, now: collecting.remove_mail_kept_until_start(tx, instance, now, START_SLICE), when_full=True
+        lambda tx, now: collecting.remove_mail_kept_until_start(tx, instance, now, START_SLICE), even_when_full=True
     ):
         total += count
     if total:

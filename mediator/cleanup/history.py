@@ -117,5 +117,5 @@ class CleanupRecorder:
                 for one in unwritten:
                     tx.table(CleanupHistory).add(one)
 
-            await broker.write_background(work, when_full=True)
+            await broker.write_background(work, even_when_full=True)
             self._unwritten = []

@@ -192,7 +192,7 @@ async def verify(settings: Settings, login: Login) -> list[Line]:
     try:
         # A queue group of its own: in the service's, each would take requests from the other.
         await ours.subscribe(subject, "mediator-check", received)
-        await ours.settle(ARRIVE_SECONDS)
+        await ours.flush(ARRIVE_SECONDS)
         lines = [("connected", f"{ours.max_payload} bytes a message at most")]
         if settings.nats_accounts and user is None:
             await ours.publish([(f"mq9._.{SELF_TEST}".encode(), nonce)])

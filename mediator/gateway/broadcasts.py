@@ -96,7 +96,7 @@ class BroadcastChannel(Publisher):
         try:
             subscription = await connection.subscribe_control(self.subject, self.queue, self._receive)
             try:
-                await connection.settle(SETTLE_SECONDS)
+                await connection.flush(SETTLE_SECONDS)
             except (NatsError, TimeoutError):
                 await subscription.drop()
                 raise

@@ -68,7 +68,7 @@ class ReadMarks:
 
     async def _write(self, marks: Mapping[int, Sequence[int]]) -> None:
         try:
-            await self._broker.write(lambda tx, _now: pushing.save_read_marks(tx, marks), when_full=True)
+            await self._broker.write(lambda tx, _now: pushing.save_read_marks(tx, marks), even_when_full=True)
         except MediatorError as error:
             log.warning("read marks not stored", error=str(error))
 

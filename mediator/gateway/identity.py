@@ -59,7 +59,7 @@ class ClientIdentities:
     async def open(self) -> None:
         """Start listening."""
         await self._connection.subscribe_control(control_messages.GATEWAY + self._name, "", self._receive)
-        await self._connection.settle(5)
+        await self._connection.flush(5)
 
     @property
     def connected(self) -> bool:

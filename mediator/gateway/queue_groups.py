@@ -159,7 +159,7 @@ class QueueGroup(Publisher):
             return await self._broker.write(
                 lambda tx, now: pushing.serve_queue_group(tx, self._broker.bounds, request, now),
                 self._key,
-                when_full=True,
+                even_when_full=True,
             )
         except NoSuchMailboxError:
             # The mailbox is gone; its subscriptions stay, and stay silent.

@@ -122,7 +122,7 @@ class StoredMailSource(ABC):
         Raises :class:`NoSuchMailboxError` (N10), :class:`TooManyGroupsError` (A4).
         """
         mailbox_id = await self._broker.write(
-            lambda tx, now: pushing.join_queue_group(tx, key, name, self._keep, now), key, when_full=True
+            lambda tx, now: pushing.join_queue_group(tx, key, name, self._keep, now), key, even_when_full=True
         )
         group = self._groups.get((mailbox_id, name))
         if group is None:

@@ -119,7 +119,7 @@ class Recovery:
             # No former run can have reached this number, not even one after the backup that was restored.
             return max(now * 1000, (self._former.last_seq or 0) + 1)
 
-        self.first_seq = await self._broker.write(read, when_full=True)
+        self.first_seq = await self._broker.write(read, even_when_full=True)
         self.seqs, self.last_seq = count(self.first_seq), self._former.last_seq
 
     async def find_missing(self) -> int:
@@ -146,7 +146,7 @@ class Recovery:
         more = True
         while more:
             rebuild_some = partial(self._rebuild_some, mark)
-            more, mark, self.last_seq = await self._broker.write(rebuild_some, when_full=True)
+            more, mark, self.last_seq = await self._broker.write(rebuild_some, even_when_full=True)
 
     def _rebuild_some(self, mark: int | None, tx: Transaction, now: int) -> tuple[bool, int | None, int | None]:
         """Rebuild the events of some messages behind the mark.

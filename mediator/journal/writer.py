@@ -178,12 +178,12 @@ class JournalWriter:
         await asyncio.to_thread(self.flush)
         saved = False
         with suppress(MediatorError):
-            self._queued_rows = await self._broker.write(self._save_unwritten, when_full=True)
+            self._queued_rows = await self._broker.write(self._save_unwritten, even_when_full=True)
             saved = True
         written = await asyncio.to_thread(self.flush)
         if saved and written:
             with suppress(MediatorError):
-                await self._broker.write(lambda tx, now: tx.tail.remove(self._queued_rows), when_full=True)
+                await self._broker.write(lambda tx, now: tx.tail.remove(self._queued_rows), even_when_full=True)
         with suppress(OSError):
             await asyncio.to_thread(self._segments.close, saved or written)
 
@@ -385,7 +385,7 @@ class JournalWriter:
         adopt = self._loop.time() >= self._adopt_at
         try:
             self._queued_rows = await self._broker.write_background(
-                partial(self._trim_rows, self._queued_rows, adopt), when_full=True
+                partial(self._trim_rows, self._queued_rows, adopt), even_when_full=True
             )
         except MediatorError as error:
             self._new_rows = True

@@ -116,7 +116,7 @@ class DelayedRow(NamedTuple):
     sent_at: int
 
 
-class Copy(NamedTuple):
+class OutboxKey(NamedTuple):
     """What tells a copy in the outbox from all others, also from those of another store or of an older backup."""
 
     seq: int

@@ -132,7 +132,7 @@ class ReplyQueue:
             self._waiting.clear()
         if self._connection.connected:
             try:
-                await self._connection.settle(seconds)
+                await self._connection.flush(seconds)
             except (NatsError, TimeoutError) as error:
                 log.warning("last replies not sent", error=str(error) or type(error).__name__)
 

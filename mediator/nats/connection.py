@@ -165,7 +165,7 @@ class NatsConnection:
         answer = await self.client.request(subject, data, timeout=seconds)
         return bytes(answer.data)
 
-    async def settle(self, seconds: float) -> None:
+    async def flush(self, seconds: float) -> None:
         """Wait until the server has read all that was sent."""
         # The first flush may overtake what still waits to be written; the second cannot.
         for _ in range(2):

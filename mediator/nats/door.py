@@ -122,7 +122,7 @@ class Door:
     async def _subscribe(self) -> None:
         self.subscription = await self._connection.subscribe(self._root + ">", QUEUE, self.receive)
         # A client that learns that the service is ready may send at once.
-        await self._connection.settle(5)
+        await self._connection.flush(5)
 
     async def check(self) -> str | None:
         """Return what is wrong with the connection or the subscription; a dead subscription is made anew."""
@@ -174,7 +174,7 @@ class Door:
         try:
             # Requests are committed in the order they came: when this one is, all are.
             async with asyncio.timeout(seconds):
-                await self._broker.settle()
+                await self._broker.wait_committed()
         except (MediatorError, TimeoutError) as error:
             log.warning("last requests not committed", error=str(error) or type(error).__name__)
         await self._replies.close(seconds)
@@ -243,7 +243,7 @@ class Door:
         self._replies.check_room(0)
         if self._body_bytes + pending.size > MAX_BODY_BYTES:
             raise BusyError("too many bytes are under way")
-        if not self._broker.knows(pending.connection_name):
+        if not self._broker.tracks(pending.connection_name):
             pending.connection_name = ""
         pool = self._fetch_pool if verb.name == "FETCH" else self._pool
         pool.enter(pending.tenant, pending.connection, pending.size)

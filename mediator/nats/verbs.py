@@ -160,7 +160,7 @@ class MailboxVerbs:
 
     def _ack(self, pending: PendingRequest, done: Done) -> None:
         name = pending.connection_name
-        known = name if name and self._broker.knows(name) else ""
+        known = name if name and self._broker.tracks(name) else ""
         self._broker.ack_soon(
             protocol.read_ack(pending.tenant, parse_address(pending.tail), pending.fields, known), done
         )

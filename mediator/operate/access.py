@@ -207,7 +207,7 @@ class EndedSessions:
         if not waiting:
             self._learn(await self._broker.read(work))
             return
-        self._learn(await self._broker.write(work, when_full=True))
+        self._learn(await self._broker.write(work, even_when_full=True))
         for digest in waiting:
             self._unwritten.pop(digest, None)
         if self._announcer is not None:

@@ -146,7 +146,7 @@ class AuditLog:
         # The log has no fields: they may name a mailbox (A7).
         _log.info("operator acted", **about)
         try:
-            entry = await self._broker.write(write, when_full=True)
+            entry = await self._broker.write(write, even_when_full=True)
             if result != "ok":
                 self._failed[key] = entry
                 self._failed.move_to_end(key)

@@ -76,14 +76,14 @@ class Forgetting:
             raise BadRequestError("mail_address", "expected the mailbox's own address, got its send-only address")
         broker = self._broker
         removed: Counter[str] = Counter()
-        await broker.write(lambda tx, _now: tx.session.dialect.overwrite_removed(True), when_full=True)
+        await broker.write(lambda tx, _now: tx.session.dialect.overwrite_removed(True), even_when_full=True)
         try:
             ended, number = await broker.write(
-                lambda tx, now: self._end(tx, tenant, address, now), (tenant, address), when_full=True
+                lambda tx, now: self._end(tx, tenant, address, now), (tenant, address), even_when_full=True
             )
             removed.update(ended)
             while number is not None:
-                slice_of = await broker.write_background(lambda tx, _now: self._empty(tx, number), when_full=True)
+                slice_of = await broker.write_background(lambda tx, _now: self._empty(tx, number), even_when_full=True)
                 if slice_of is None:
                     break
                 removed.update(slice_of)
@@ -93,11 +93,11 @@ class Forgetting:
                 start = after
                 copies, after = await broker.write_background(
                     lambda tx, _now: tx.outbox.forget(tenant, address, start, _COPIES),  # noqa: B023
-                    when_full=True,
+                    even_when_full=True,
                 )
                 removed["archive_copies"] += copies
         finally:
-            await broker.write(lambda tx, _now: tx.session.dialect.overwrite_removed(False), when_full=True)
+            await broker.write(lambda tx, _now: tx.session.dialect.overwrite_removed(False), even_when_full=True)
         scrubbed = await broker.scrub(rewrite=alone and broker.alone)
         left = [_SERVER] if not broker.alone else [] if scrubbed else [_LOG]
         if broker.alone and not alone:
@@ -147,7 +147,7 @@ class Forgetting:
         def work(tx: Transaction, now: int) -> int:
             return collecting.retired_mailboxes(tx, now, _SLICE, lambda mailbox: self._forget(tx, mailbox)).total
 
-        while await self._broker.write_background(work, when_full=True):
+        while await self._broker.write_background(work, even_when_full=True):
             pass
 
 

@@ -270,7 +270,7 @@ class DeadOperations:
         dead = DeadSelection(*key, request.get("group_name", ""), ids)
         total = 0
         while True:
-            count = await self._broker.write(lambda tx, now: rule(tx, dead, now), key, when_full=True)
+            count = await self._broker.write(lambda tx, now: rule(tx, dead, now), key, even_when_full=True)
             total += count
             if ids is not None or count < DEAD_SLICE:
                 return total

@@ -67,7 +67,7 @@ class RunHistory:
     async def end(self, no: int, outcome: Outcome, numbers: Mapping[str, object], error: str) -> bool:
         """Record how a run ended; False if it had ended already or is no longer kept."""
         end = new_ending(outcome, numbers, error)
-        run = await self._broker.write(lambda tx, now: tx.table(Runs).end(no, end, now), when_full=True)
+        run = await self._broker.write(lambda tx, now: tx.table(Runs).end(no, end, now), even_when_full=True)
         if run is not None:
             self._metrics.run_ended(run.outcome.value)
             await self.measure()
@@ -76,7 +76,7 @@ class RunHistory:
     async def keep_log(self, no: int, lines: Iterable[str]) -> None:
         """Record the end of the output of a run, without secrets, unless it succeeded."""
         log = bounded_log(lines)
-        await self._broker.write(lambda tx, _now: tx.table(Runs).keep_log(no, log), when_full=True)
+        await self._broker.write(lambda tx, _now: tx.table(Runs).keep_log(no, log), even_when_full=True)
 
     async def get(self, no: int) -> tuple[Run, str] | None:
         """Return a run with the end of its output; None if it is not there any more."""

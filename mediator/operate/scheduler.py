@@ -459,7 +459,7 @@ class Releaser:
                 released, next_due = sending.release(tx, now, limit, trusted=self._trusts(now)), tx.delays.next_due()
                 return released, next_due, next_due is not None and next_due <= now, begun
 
-            released, next_due, more, begun = await self._broker.write_background(work, when_full=True)
+            released, next_due, more, begun = await self._broker.write_background(work, even_when_full=True)
             self._slice.took(released.count, time.perf_counter() - begun)
             for _ in range(released.count):
                 self._metrics.late_seconds.observe(released.latest / 1000)

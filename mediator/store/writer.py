@@ -39,9 +39,9 @@ PADDED_GATHER_SECONDS = 0.003
 PADDED_ANSWER_SECONDS = 0.005
 """The earliest time, from its first request, at which a padded batch is answered."""
 MAX_BATCH = 1000
-MIN_HALF = 50
+MIN_BATCH = 50
 """Requests that the event loop commits at once at least, if so many wait: each commit has a price of its own."""
-LOOK_AT = 16
+RECEIVE_ABOVE = 16
 """Requests from which on the event loop receives once more before a commit, and again as often as they double."""
 MAX_JOINED = 100
 """Requests that are done together at most: the batch does not look at its time meanwhile."""
@@ -59,7 +59,7 @@ log = structlog.get_logger("store")
 
 
 @dataclass(frozen=True, slots=True)
-class JointWork(Generic[R, T]):
+class MergeableWork(Generic[R, T]):
     """Work on one request, which is done together with the same work on those that follow in a row."""
 
     key: Hashable
@@ -87,9 +87,9 @@ class WriteJob:
     """Work that waits for a commit."""
 
     key: MailboxKey | None
-    work: Work[Any] | JointWork[Any, Any]
+    work: Work[Any] | MergeableWork[Any, Any]
     done: Done
-    when_full: bool = False
+    even_when_full: bool = False
 
 
 CommitPart = Literal["events", "woken", "due", "changed"]
@@ -145,8 +145,8 @@ class _PaddedBatch:
 class Writer:
     """Runs all changes of the store, one batch at a time. Made and used on the event loop.
 
-    On a full disk only work submitted with ``when_full`` runs, in the reserved space: it removes, acknowledges or hands
-    out messages, or calls ``tx.require_room`` itself before it adds anything.
+    On a full disk only work submitted with ``even_when_full`` runs, in the reserved space: it removes, acknowledges or
+    hands out messages, or calls ``tx.require_room`` itself before it adds anything.
     All other work ends in :class:`~mediator.errors.StorageFullError` without being run (A9).
     """
 
@@ -181,7 +181,7 @@ class Writer:
         self._background: deque[WriteJob] = deque()
         self._wakeups: SimpleQueue[None] = SimpleQueue()
         self._beginning = False
-        self._look_at = LOOK_AT
+        self._receive_above = RECEIVE_ABOVE
         self._closing = False
         self._turn = threading.Lock()
         """Held by whoever uses the store: the thread, or the event loop."""
@@ -208,11 +208,16 @@ class Writer:
         return len(self._jobs) + (len(self._padded.jobs) if self._padded is not None else 0)
 
     def submit(
-        self, key: MailboxKey | None, work: Work[Any] | JointWork[Any, Any], done: Done, *, when_full: bool = False
+        self,
+        key: MailboxKey | None,
+        work: Work[Any] | MergeableWork[Any, Any],
+        done: Done,
+        *,
+        even_when_full: bool = False,
     ) -> None:
         """Queue a request; ``done`` gets its result or its :class:`MediatorError`."""
         self._admit()
-        self._jobs.append(self.job_type(key, work, done, when_full))
+        self._jobs.append(self.job_type(key, work, done, even_when_full))
         self._begin_soon()
 
     def _admit(self) -> None:
@@ -223,10 +228,12 @@ class Writer:
         if len(self._jobs) >= self._max_pending or (self._padded is not None and self.pending >= self._max_pending):
             raise BusyError(f"{self._max_pending} requests wait already")
 
-    async def write(self, key: MailboxKey | None, work: Work[T] | JointWork[Any, T], *, when_full: bool = False) -> T:
+    async def write(
+        self, key: MailboxKey | None, work: Work[T] | MergeableWork[Any, T], *, even_when_full: bool = False
+    ) -> T:
         """Queue a request and wait until it is committed."""
         answer: asyncio.Future[T] = self._loop.create_future()
-        self.submit(key, work, partial(_settle, answer), when_full=when_full)
+        self.submit(key, work, partial(_settle, answer), even_when_full=even_when_full)
         return await answer
 
     async def write_padded(self, key: MailboxKey | None, work: Work[T]) -> T:
@@ -250,12 +257,12 @@ class Writer:
             self._jobs.extend(padded.jobs)
             self._begin_soon()
 
-    async def write_background(self, work: Work[T], *, when_full: bool = False) -> T:
+    async def write_background(self, work: Work[T], *, even_when_full: bool = False) -> T:
         """Run background work in a transaction of its own, when requests leave time for it."""
         answer: asyncio.Future[T] = self._loop.create_future()
         if self._closing:
             raise UnavailableError("the service is stopping")
-        self._background.append(WriteJob(None, work, partial(_settle, answer), when_full))
+        self._background.append(WriteJob(None, work, partial(_settle, answer), even_when_full))
         self._wake()
         return await answer
 
@@ -283,19 +290,19 @@ class Writer:
 
         While the thread is busy with background work, it calls for this again when it is done.
         """
-        if len(self._jobs) >= self._look_at:
+        if len(self._jobs) >= self._receive_above:
             # Where so many come at once, more may have come by now, and share the commit.
-            self._look_at = 2 * len(self._jobs)
+            self._receive_above = 2 * len(self._jobs)
             self._loop.call_soon(self._begin, context=self._context)
             return
-        self._look_at = LOOK_AT
+        self._receive_above = RECEIVE_ABOVE
         self._beginning = False
         if not self._commits_here:
             if self._jobs:
                 self._wake()
         elif self._turn.acquire(blocking=False):
             try:
-                self._serve(max(MIN_HALF, len(self._jobs) // 2))
+                self._serve(max(MIN_BATCH, len(self._jobs) // 2))
             finally:
                 self._turn.release()
             if self._jobs:
@@ -425,9 +432,9 @@ class Writer:
             while (done := len(outcomes)) < len(batch):
                 job, work = batch[done], batch[done].work
                 try:
-                    if not job.when_full:
+                    if not job.even_when_full:
                         tx.require_room()
-                    if isinstance(work, JointWork):
+                    if isinstance(work, MergeableWork):
                         outcomes += _run_joint(work, batch, done, tx, now)
                     else:
                         outcomes.append((job, work(tx, now)))
@@ -488,12 +495,12 @@ class Writer:
 
 
 def _run_joint(
-    work: JointWork[R, T], batch: list[WriteJob], at: int, tx: Transaction, now: int
+    work: MergeableWork[R, T], batch: list[WriteJob], at: int, tx: Transaction, now: int
 ) -> list[tuple[WriteJob, T]]:
     """Do the work of the job ``at`` together with that of those that follow in a row; return the result of each."""
     requests = [work.request]
     for job in batch[at + 1 : at + MAX_JOINED]:
-        if not (isinstance(job.work, JointWork) and job.work.key == work.key):
+        if not (isinstance(job.work, MergeableWork) and job.work.key == work.key):
             break
         requests.append(job.work.request)
     return list(zip(batch[at:], work.run(tx, requests, now), strict=False))

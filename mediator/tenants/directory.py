@@ -302,7 +302,7 @@ class TenantUpdater:
             tenants.save(made)
             return tenants.revise(), {**kept, made.name: made}, made
 
-        revision, kept, made = await self._broker.write(work, when_full=True)
+        revision, kept, made = await self._broker.write(work, even_when_full=True)
         self._directory.update(revision, kept)
         if self._announcements is not None:
             await self._announcements.publish(b"")
@@ -321,7 +321,7 @@ class TenantUpdater:
             return creating.delete_all(tx, tenant, MAX_DELETED, now) if removed else 0
 
         total = 0
-        while count := await self._broker.write_background(work, when_full=True):
+        while count := await self._broker.write_background(work, even_when_full=True):
             total += count
         return total
 

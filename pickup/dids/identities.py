@@ -116,14 +116,14 @@ class OwnIdentities:
     ) -> "OwnIdentities":
         """Load the identities and make missing ones; raises :class:`SetupError` when the vault has another key."""
         identities = cls(mediation, vault, tenants, PublicEndpoint(public_url.rstrip("/")))
-        identities._take(await mediation.write(identities._settle, when_full=True))
+        identities._take(await mediation.write(identities._settle, even_when_full=True))
         return identities
 
     async def ensure(self) -> None:
         """Make the identities of tenants that were added meanwhile, unless another instance has."""
         if all(tenant in self._index.current for tenant in self._tenants):
             return
-        self._take(await self._mediation.write(self._settle, when_full=True))
+        self._take(await self._mediation.write(self._settle, even_when_full=True))
 
     def current(self, tenant: str) -> Identity:
         """Return the identity for new connections of a tenant."""

@@ -243,7 +243,7 @@ class DidcommOperations:
     )
     async def _detach(self, request: OperationRequest) -> Answer:
         tenant, key = await self._tenants.of(request), request.get("key", "")
-        await self._mediation.write(lambda tx, _now: granting.detach_key(tx, tenant, key), when_full=True)
+        await self._mediation.write(lambda tx, _now: granting.detach_key(tx, tenant, key), even_when_full=True)
         return {"key": key, "detached": True}
 
     @operation(

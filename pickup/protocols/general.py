@@ -154,6 +154,8 @@ async def note_report(request: InboundRequest) -> Sequence[ReplyMessage]:
     if connection is not None and not request.repeated:
         about = [thread for thread in (message.thid, message.pthid) if thread is not None]
         await request.mediation.write(
-            lambda tx, _now: message_queue.keep_batch(tx, connection, about), connection.mailbox_key, when_full=True
+            lambda tx, _now: message_queue.keep_batch(tx, connection, about),
+            connection.mailbox_key,
+            even_when_full=True,
         )
     return ()

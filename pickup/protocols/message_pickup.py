@@ -301,7 +301,7 @@ class Batches:
                 await request.mediation.write(
                     lambda tx, _now: message_queue.note_batch(tx, connection, mails, handed_in),
                     connection.mailbox_key,
-                    when_full=True,
+                    even_when_full=True,
                 )
 
         request.after.append(sent)

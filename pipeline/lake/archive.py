@@ -24,7 +24,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, DateType, LongType, StringType, StructField, StructType
 
 from mediator.errors import SetupError, UnavailableError
-from mediator.mailboxes.message import Copy
+from mediator.mailboxes.message import OutboxKey
 from mediator.operate.units import format_count
 from pipeline.lake import ARCHIVE as ARCHIVE_TABLE
 from pipeline.lake import ProgressCallback, no_progress, spark_path, table_path
@@ -66,7 +66,7 @@ PARTITION = "date"
 OPENED = StructType([field for field in ARCHIVE.fields if field.name != "sealed_headers"])
 _PLAIN = StructType([field for field in ARCHIVE.fields if field.name != PARTITION])
 _MAP = pa.map_(pa.string(), pa.string())
-RemoveCopies = Callable[[Sequence[Copy]], object]
+RemoveCopies = Callable[[Sequence[OutboxKey]], object]
 """Removes copies from the outbox."""
 
 
@@ -116,7 +116,7 @@ def archive(
             raise SetupError(f"{archived.path}: the archive is sealed; pass --key-file, or archive into another lake")
         summary = ArchiveResult()
         until = newest_seq(source)
-        before: list[Copy] = []
+        before: list[OutboxKey] = []
         while until is not None and (waiting := split_outbox(source, until)):
             on_progress("messages", summary.messages, summary.messages + until - waiting[0].first + 1)
             known = _archived_copies(archived, source, OutboxRange(waiting[0].first, waiting[-1].last))
@@ -136,7 +136,7 @@ def archive(
         return summary
 
 
-def _archived_copies(archived: LakeTable, source: ReadOptions, span: OutboxRange) -> list[Copy]:
+def _archived_copies(archived: LakeTable, source: ReadOptions, span: OutboxRange) -> list[OutboxKey]:
     """Return which copies of a range the lake already has."""
     bounds = f"min.{SEQ}", f"max.{SEQ}"
     files = [
@@ -151,17 +151,17 @@ def _archived_copies(archived: LakeTable, source: ReadOptions, span: OutboxRange
     return [copy for copy in _to_copies(read_identities(source, span)) if copy in archived_copies]
 
 
-def _copies(files: Sequence[str], wanted: ds.Expression | None = None) -> list[Copy]:
+def _copies(files: Sequence[str], wanted: ds.Expression | None = None) -> list[OutboxKey]:
     """Return the copies that files of the lake hold."""
     if not files:
         return []
-    columns = {name: ds.field(name) for name in (SEQ, *Copy._fields[1:])}
+    columns = {name: ds.field(name) for name in (SEQ, *OutboxKey._fields[1:])}
     columns["created_at"] = columns["created_at"].cast(pa.timestamp("ms", "UTC")).cast(pa.int64())
     return _to_copies(ds.dataset(files, format="parquet").to_table(columns=columns, filter=wanted))
 
 
-def _to_copies(rows: Any) -> list[Copy]:
-    return [Copy(*row) for row in zip(*(column.to_pylist() for column in rows.columns), strict=True)]
+def _to_copies(rows: Any) -> list[OutboxKey]:
+    return [OutboxKey(*row) for row in zip(*(column.to_pylist() for column in rows.columns), strict=True)]
 
 
 def newest_seq(source: ReadOptions) -> int | None:

@@ -191,7 +191,7 @@ class EmbeddingModels:
 
     async def _drop_others(self, kept: str) -> None:
         for space in await self._broker.read(_count_by_space):
-            while space != kept and await self._broker.write_background(partial(_drop, space), when_full=True) > 0:
+            while space != kept and await self._broker.write_background(partial(_drop, space), even_when_full=True) > 0:
                 pass
 
 

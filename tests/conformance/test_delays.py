@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from mediator.mailboxes.lanes import Lane
-from mediator.mailboxes.message import HIDDEN_ID, Copy, Usage
+from mediator.mailboxes.message import HIDDEN_ID, OutboxKey, Usage
 from tests.harness.samples import ALL, T0, add, everything, get, put, waiting
 from tests.harness.stores import undone
 
@@ -317,7 +317,7 @@ def test_what_the_archive_has_leaves_the_outbox_by_its_name(store, reopen):
         for seq in range(1, 701):
             message = put(tx, mailbox, bytes(range(256)))
             tx.outbox.add(mailbox, message)
-            copies.append(Copy(seq, mailbox.no, message.msg_id, message.created_at))
+            copies.append(OutboxKey(seq, mailbox.no, message.msg_id, message.created_at))
         tx.delays.add(waiting(mailbox, T0 + 1, archive=True))
     with store.transaction() as tx:
         assert tx.outbox.remove([]) == 0

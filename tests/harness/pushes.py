@@ -136,7 +136,7 @@ class Pushes:
     async def settled(self) -> None:
         """Wait until what was confirmed, or came, can have led to no further push."""
         for _ in range(_TURNS):
-            await self._service.broker.settle()
+            await self._service.broker.wait_committed()
             await self._service.broker.read(lambda tx, now: None)
             await asyncio.sleep(0)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mediator.errors import SetupError, UnavailableError
-from mediator.mailboxes.message import Copy
+from mediator.mailboxes.message import OutboxKey
 from mediator.operate.store_access import ask_or_use_store
 from mediator.settings.settings import Settings
 from mediator.store.opening import database_path
@@ -19,7 +19,7 @@ from tests.harness.samples import add, put
 from tests.harness.stores import migrated
 
 
-def fill(data_dir: Path, count: int) -> list[Copy]:
+def fill(data_dir: Path, count: int) -> list[OutboxKey]:
     """Let copies wait in a store that nobody holds afterwards, and return what names them."""
     store = SqliteStore(migrated(database_path(data_dir)))
     with store.transaction() as tx:
@@ -28,7 +28,7 @@ def fill(data_dir: Path, count: int) -> list[Copy]:
         for _ in range(count):
             tx.outbox.add(mailbox, message)
     store.close()
-    return [Copy(seq, mailbox.no, message.msg_id, message.created_at) for seq in range(1, count + 1)]
+    return [OutboxKey(seq, mailbox.no, message.msg_id, message.created_at) for seq in range(1, count + 1)]
 
 
 def backlog(data_dir: Path) -> int:

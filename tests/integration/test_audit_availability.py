@@ -58,7 +58,7 @@ async def test_late_pong_does_not_end_the_reading(tmp_path: Path) -> None:
             # The signal reaches the threads that run on another core a little later.
             await until(lambda: has_stopped(pid))
             with pytest.raises(TimeoutError):
-                await asyncio.wait_for(service.connection.settle(5), 0.05)
+                await asyncio.wait_for(service.connection.flush(5), 0.05)
         finally:
             os.kill(pid, signal.SIGCONT)
         assert await service.ask("MSG.SEND.task", b"x", seconds=PATIENCE) == {"error": "", "msg_id": 0}
@@ -79,7 +79,7 @@ async def test_a_lost_connection_wakes_all_instances(tmp_path: Path) -> None:
         ]
         for announcer in announcers:
             await announcer.open()
-        await connection.settle(PATIENCE)
+        await connection.flush(PATIENCE)
         with service.broker.watching(place) as here, other.watching(place) as there:
             transport_of(service.connection.client).abort()
             await until(lambda: here.is_set() and there.is_set(), PATIENCE)

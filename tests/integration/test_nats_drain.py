@@ -264,7 +264,7 @@ async def test_a_dead_subscription_is_noticed_and_made_anew(tmp_path: Path, how:
             await service.connection.write([encode_unsubscribe(b"%d" % subscription.sid)])
         else:
             await subscription.drop()
-        await service.connection.settle(30)
+        await service.connection.flush(30)
         with pytest.raises((NoRespondersError, TimeoutError, NatsError)):
             await service.ask("MSG.SEND.task", b"nobody listens", seconds=0.2)
         assert await service.door.check() is None
@@ -286,7 +286,7 @@ async def test_a_live_subscription_among_many_is_left_alone(tmp_path: Path) -> N
                 answers.append(asyncio.create_task(other.publish([(request.reply, b"other %d" % number)])))
 
             await other.subscribe("mq9.*.$mq9.AI.>", QUEUE, answer)
-            await other.settle(5)
+            await other.flush(5)
         subscription = service.door.subscription
         for _ in range(40):
             assert await service.door.check() is None
@@ -324,7 +324,7 @@ async def test_a_server_that_turns_the_service_away_is_tried_again(
         write("right")
         process.send_signal(signal.SIGHUP)
         await until(lambda: connection.connected)
-        await connection.settle(5)
+        await connection.flush(5)
         await connection.close()
     finally:
         process.kill()

@@ -18,7 +18,7 @@ from mediator.mailboxes.message import Message
 from mediator.mailboxes.transaction import Transaction
 from mediator.store import writer as writer_module
 from mediator.store.sqlite import SqliteStore
-from mediator.store.writer import LOOK_AT, MAX_BATCH, MAX_JOINED, MIN_HALF, Committed, JointWork, Writer
+from mediator.store.writer import MAX_BATCH, MAX_JOINED, MIN_BATCH, RECEIVE_ABOVE, Committed, MergeableWork, Writer
 from mediator.system.freezes import FROZEN_MS, SETTLE_MS, FreezeGuard
 from tests.harness.clock import ManualClock
 from tests.harness.stores import ram_store
@@ -122,7 +122,7 @@ class Answers:
     def __init__(self) -> None:
         self.given: list[Any] = []
 
-    def submit(self, writer: Writer, work: Callable[[Transaction, int], object] | JointWork[Any, Any]) -> None:
+    def submit(self, writer: Writer, work: Callable[[Transaction, int], object] | MergeableWork[Any, Any]) -> None:
         writer.submit(PLACE, work, self.given.append)
 
     async def until(self, count: int) -> list[Any]:
@@ -396,7 +396,9 @@ async def test_one_who_stopped_waiting_disturbs_nobody(store: Gated, writer: Wri
     assert noted(store) == texts("first", "gone", "stays")
 
 
-@pytest.mark.parametrize(("first", "sizes"), [(LOOK_AT - 1, [LOOK_AT - 1, 5]), (LOOK_AT, [LOOK_AT + 5])])
+@pytest.mark.parametrize(
+    ("first", "sizes"), [(RECEIVE_ABOVE - 1, [RECEIVE_ABOVE - 1, 5]), (RECEIVE_ABOVE, [RECEIVE_ABOVE + 5])]
+)
 async def test_many_at_once_wait_for_those_that_follow(
     store: Gated, monkeypatch: pytest.MonkeyPatch, first: int, sizes: list[int]
 ) -> None:
@@ -429,8 +431,8 @@ class Joined:
         self.runs.append(list(requests))
         return [note(request)(tx, now) for request in requests]
 
-    def work(self, request: int, key: str = "k") -> JointWork[int, object]:
-        return JointWork(key, request, self)
+    def work(self, request: int, key: str = "k") -> MergeableWork[int, object]:
+        return MergeableWork(key, request, self)
 
 
 @pytest.mark.rule("A8", "F3")
@@ -459,7 +461,7 @@ async def test_joint_work_that_is_refused_is_refused_to_each(store: Gated, write
 
     answers = Answers()
     for no in range(3):
-        answers.submit(writer, JointWork("k", no, refuse))
+        answers.submit(writer, MergeableWork("k", no, refuse))
     answers.submit(writer, note("after"))
     *refusals, after = await answers.until(4)
     assert all(isinstance(outcome, NoSuchMessageError) for outcome in refusals)
@@ -473,7 +475,7 @@ async def test_poison_in_joint_work_fails_alone(store: Gated, writer: Writer) ->
 
     answers = Answers()
     for no in (1, 0, 2):
-        answers.submit(writer, JointWork("k", no, work))
+        answers.submit(writer, MergeableWork("k", no, work))
     first, second, third = await answers.until(3)
     assert (first, third) == (1, 0.5)
     assert isinstance(second, MediatorError)
@@ -535,24 +537,24 @@ async def test_what_was_asked_meanwhile_comes_behind_the_second_half(store: Gate
     writer = Writer(store, lambda: 1, MAX_BATCH, [(commits.append, None)])
     store.fast = True
     given: list[object] = []
-    asked = 4 * MIN_HALF
+    asked = 4 * MIN_BATCH
     everything = asyncio.Event()
 
     def done(outcome: object) -> None:
         given.append(outcome)
-        if len(given) <= MIN_HALF:
+        if len(given) <= MIN_BATCH:
             # As a client does that has read its answer.
             writer.submit(PLACE, note(asked + len(given) - 1), done)
-        if len(given) == asked + MIN_HALF:
+        if len(given) == asked + MIN_BATCH:
             everything.set()
 
     for no in range(asked):
         writer.submit(PLACE, note(no), done)
     async with asyncio.timeout(30):
         await everything.wait()
-    assert given == list(range(asked + MIN_HALF))
-    assert commits[0].size == 2 * MIN_HALF
-    assert max(commit.size for commit in commits[1:]) < 2 * MIN_HALF
+    assert given == list(range(asked + MIN_BATCH))
+    assert commits[0].size == 2 * MIN_BATCH
+    assert max(commit.size for commit in commits[1:]) < 2 * MIN_BATCH
     await writer.close()
 
 

@@ -335,7 +335,7 @@ async def test_a_waiting_fetch_is_held_back_and_answered(store: Store) -> None:
             assert [message.msg_id for message in (await broker.fetch(request)).messages] == [0]
         assert loop.time() - began > 0.1
         waiting = asyncio.create_task(broker.fetch(Fetch(TENANT, BOX, GROUP, connection="a", max_wait=4500)))
-        await broker.settle()
+        await broker.wait_committed()
         await broker.send(use_cases.sending.Send(TENANT, BOX, Draft(b"2")))
         assert [message.msg_id for message in (await waiting).messages] == [0, 1], "anything new ends it"
     finally:

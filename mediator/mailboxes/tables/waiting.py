@@ -8,7 +8,7 @@ from mediator.mailboxes.bounds import MAX_DEDUP_IDS
 from mediator.mailboxes.events import Event, EventType
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.mailbox import Mailbox
-from mediator.mailboxes.message import HIDDEN_ID, Copy, Delayed, DelayedRow, Expired, Message, Usage
+from mediator.mailboxes.message import HIDDEN_ID, Delayed, DelayedRow, Expired, Message, OutboxKey, Usage
 from mediator.mailboxes.session import Session, Table
 from mediator.mailboxes.tables.mailboxes import Mailboxes
 
@@ -224,12 +224,12 @@ class Outbox(Table):
             self._session.add_count(OUTBOX, -len(gone))
         return len(gone), last
 
-    def remove(self, copies: Sequence[Copy]) -> int:
+    def remove(self, copies: Sequence[OutboxKey]) -> int:
         """Take out copies that the archive has, and return how many of them were there."""
         named = set(copies)
         sql = "SELECT seq, mailbox_no, msg_id, created_at FROM outbox WHERE {among}"
         found = self._for_each(sql, "seq", [copy.seq for copy in copies])
-        there = [row[0] for row in found if Copy(*row) in named]
+        there = [row[0] for row in found if OutboxKey(*row) in named]
         gone = len(self._for_each("DELETE FROM outbox WHERE {among} RETURNING seq", "seq", there))
         if gone:
             self._session.add_count(OUTBOX, -gone)

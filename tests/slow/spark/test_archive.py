@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from mediator.errors import DamagedError, SetupError, UnavailableError
 from mediator.mailboxes.lanes import LANES
-from mediator.mailboxes.message import Copy
+from mediator.mailboxes.message import OutboxKey
 from mediator.store.base import Store
 from mediator.store.sqlite import SqliteStore
 from pipeline.lake import archive as lake_archive
@@ -39,7 +39,7 @@ def place(kept: Kept) -> ReadOptions:
 
 
 def remove(store: Store) -> Any:
-    def remove(copies: Sequence[Copy]) -> None:
+    def remove(copies: Sequence[OutboxKey]) -> None:
         with store.transaction() as tx:
             assert tx.outbox.remove(copies) == len(copies)
 
@@ -116,7 +116,7 @@ def test_a_run_that_ends_between_its_steps_leaves_nothing_twice(
     lake = tmp_path / "lake"
     sent = fill(kept.store, 8)
 
-    def fail(copies: Sequence[Copy]) -> None:
+    def fail(copies: Sequence[OutboxKey]) -> None:
         remove(kept.store)(copies[:3])
         raise UnavailableError("the service stopped before it answered")
 
@@ -138,7 +138,7 @@ def test_an_outbox_that_lets_nothing_go_ends_the_run(spark: SparkSession, tmp_pa
 
     def quicker(told: str, done: int, of: int | None) -> None:
         with store.transaction() as tx:
-            tx.outbox.remove([Copy(each["outbox_seq"], *names(each)) for each in there])
+            tx.outbox.remove([OutboxKey(each["outbox_seq"], *names(each)) for each in there])
 
     there = read_archive(spark, tmp_path / "lake").collect()
     # Another archive of this outbox may take all of it between a look and the reading.
