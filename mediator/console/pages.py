@@ -64,7 +64,7 @@ class Visit:
         self, name: str, orders: Mapping[str, str] | None = None, max_rows: int = MAX_ROWS
     ) -> TableRequest:
         """Return what is asked of a table; ``orders``: those that its operation knows, by ``sort``."""
-        return TableRequest(name, self.request.path, self.request.query, orders or {}, max_rows)
+        return TableRequest(name, self.request.rel_url.raw_path, self.request.query, orders or {}, max_rows)
 
     def table(
         self,

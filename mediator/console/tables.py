@@ -6,6 +6,7 @@ have all the words; ``NAME.skip=50`` shows a later page; ``download=NAME.csv`` o
 
 import csv
 import io
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,8 +35,8 @@ LONG_TEXT: Final = 120
 NONE: Final = "–"
 _GOOD: Final = frozenset({"ok", "ready", "done", "succeeded", "open", "live", "alive"})
 _NEUTRAL: Final = frozenset({"running", "closed", "cancelled"})
-_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
-"""How a text begins that a spreadsheet would compute."""
+_FORMULA: Final = re.compile(r"(^|[;\t\r\n])(?=\s*[=+\-@\uFF1D\uFF0B\uFF0D\uFF20])")
+"""Where a text begins that a spreadsheet would compute; some begin a new cell at a semicolon, a tab or a line break."""
 
 
 def ago(seconds: float | None) -> str:
@@ -178,6 +179,7 @@ class TableRequest:
 
     name: str
     path: str
+    """As URLs have it, with escapes."""
     query: MultiMapping[str]
     orders: Mapping[str, str]
     """The orders in which the operation lists the records, by the ``sort`` that asks for them; the first is usual."""
@@ -369,13 +371,13 @@ def _has(row: Answer, columns: Sequence[Column], words: Sequence[str]) -> bool:
 
 
 def _csv(value: Any, column: Column) -> Any:
-    """Return what a file says; a text that a spreadsheet would compute begins with an apostrophe."""
+    """Return what a file says, with an apostrophe before any text that a spreadsheet would compute."""
     if value is None or isinstance(value, bool):
         return "" if value is None else str(value).lower()
     if isinstance(value, int | float):
         return _iso(value) if column.kind is Kind.TIME else value
     written = value if isinstance(value, str) else orjson.dumps(value).decode()
-    return f"'{written}" if written.startswith(_FORMULA) else written
+    return _FORMULA.sub(r"\1'", written)
 
 
 def prose(text: str) -> Markup:

@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from shlex import quote
 from typing import Any
 
 from mediator.mailboxes.address import RESERVED
@@ -317,8 +318,8 @@ def _group(address: str, group: GroupView, now: int) -> Iterator[Finding]:
             Level.PROBLEM,
             f"Group {name} got {about}{_messages(group.open)} without a lease and has not acknowledged them: "
             "each FETCH returns the same ones again.",
-            f"Acknowledge them: `mediator ack {address} --group {name} ID`. With a lease (--ack-wait) each message "
-            "goes to one worker, and to another only if that one fails.",
+            f"Acknowledge them: `mediator ack {address} --group {quote(name)} ID`. With a lease (--ack-wait) each "
+            "message goes to one worker, and to another only if that one fails.",
         )
     if group.leased >= MAX_LEASED:
         yield Finding(
@@ -332,7 +333,7 @@ def _group(address: str, group: GroupView, now: int) -> Iterator[Finding]:
             Level.NOTE,
             f"Group {name} gave back {_messages(group.delayed)} with a delay{ends}. Until then no FETCH of the group "
             "returns them.",
-            f"To get them now: `mediator nack {address} --group {name} ID` without a delay.",
+            f"To get them now: `mediator nack {address} --group {quote(name)} ID` without a delay.",
         )
     if group.leased:
         ends = f"; the first lease ends {_when(group.next_lease_end, now)}" if group.next_lease_end else ""
@@ -340,7 +341,7 @@ def _group(address: str, group: GroupView, now: int) -> Iterator[Finding]:
             Level.NOTE,
             f"Leased to workers of group {name}: {_messages(group.leased)}{ends}. Until then no other FETCH of "
             "the group returns them.",
-            f"If the worker is gone, wait, or return them: `mediator nack {address} --group {name} ID`.",
+            f"If the worker is gone, wait, or return them: `mediator nack {address} --group {quote(name)} ID`.",
         )
     if group.due:
         yield Finding(
@@ -356,7 +357,7 @@ def _group(address: str, group: GroupView, now: int) -> Iterator[Finding]:
             Level.PROBLEM,
             f"Dead for group {name}: {least}{_messages(group.dead)}, each delivered "
             f"{format_count(group.max_deliver or 0, 'time')} without an ACK.",
-            f"List them: `mediator dead list {address} --group {name}`. Then redrive or drop them.",
+            f"List them: `mediator dead list {address} --group {quote(name)}`. Then redrive or drop them.",
         )
     if group.waiting:
         long = group.waiting_since is not None and now - group.waiting_since > QUIET

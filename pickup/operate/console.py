@@ -10,7 +10,7 @@ from aiohttp import web
 
 from mediator.console.console import Console
 from mediator.console.pages import Page, Shown, Visit
-from mediator.console.tables import HOME, MAX_ROWS
+from mediator.console.tables import MAX_ROWS
 from mediator.errors import NoSuchMailboxError
 from mediator.mailboxes.address import DEFAULT_TENANT, NUMBERED
 from mediator.operate.operations import Answer, Right
@@ -142,7 +142,6 @@ async def _show_connection(visit: Visit) -> Shown:
         ),
         "traffic": visit.table("traffic", "Since it connected", _TRAFFIC, traffic),
         "routes": visit.table("routes", caption, RouteView.columns("key", "created_at", "used_at"), shown["routes"]),
-        "path": f"{HOME}/connections/{place['tenant']}/{place['connection']}",
     }
 
 

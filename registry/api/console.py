@@ -8,7 +8,6 @@ import orjson
 
 from mediator.console.console import Console
 from mediator.console.pages import Page, Shown, Visit
-from mediator.console.tables import HOME
 from mediator.errors import BadRequestError
 from mediator.mailboxes.address import DEFAULT_TENANT
 from mediator.operate.operations import Answer
@@ -95,7 +94,6 @@ async def _show(visit: Visit) -> Shown:
         "skills": visit.table("skills", "Skills", _SKILLS, skills, empty="Its card names no skills."),
         "pretty": _indented(agent["card"]),
         "report": None if agent["status"] is None else _indented(agent["status"]),
-        "path": f"{HOME}/agents/{place['tenant']}/{place['mailbox']}",
     }
 
 

@@ -164,6 +164,17 @@ def test_dead_for_a_group_from_the_end_of_the_last_lease_on(broker):
     assert group.dead == 0
 
 
+def test_a_group_whose_name_means_something_to_a_shell_is_quoted_in_commands(broker):
+    """Whoever fetches chooses it."""
+    broker.create()
+    broker.send()
+    group = "$(id); x"
+    broker.take(group, ack_wait=SECOND, max_deliver=1)
+    broker.advance(SECOND)
+    advice = " ".join(finding.advice for finding in said(broker))
+    assert f"`mediator dead list {BOX} --group '$(id); x'`" in advice
+
+
 def test_a_group_that_is_behind_is_a_problem_only_after_a_while(broker):
     broker.create()
     broker.take(deliver=Deliver.EARLIEST)

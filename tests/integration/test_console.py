@@ -483,5 +483,7 @@ async def test_tables_are_files_for_those_who_may_see_them(site: ConsoleSite) ->
     assert "key59" not in await (await site.get(f"{BOX}?download=messages.json")).text()
     assert (await site.get(f"{BOX}?messages.sort=key")).status == 400
     assert (await site.get(f"{BOX}?messages.skip=-1")).status == 400
+    dead = f"{BOX}/dead/a%3Fb%2Fc"
+    assert f'href="{dead}?dead.sort=-size#dead"' in await site.read(dead)
     anonymous = await site.session.get(site.server.make_url(wanted), headers=HTML, allow_redirects=False)
     assert anonymous.status == 303

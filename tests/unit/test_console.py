@@ -1,13 +1,21 @@
 """The console's small parts: forms, formats, events, and percentiles."""
 
 import asyncio
+import csv
+import io
 import json
+import re
+from pathlib import Path
 
 import pytest
 from markupsafe import escape
 from multidict import MultiDict
 from yarl import URL
 
+import mediator
+import pickup
+import pipeline
+import registry
 from mediator.console import tables
 from mediator.console.console import read_form
 from mediator.console.streams import Broadcast, event
@@ -32,6 +40,7 @@ async def refuse(_request: OperationRequest) -> dict[str, object]:
     raise AssertionError
 
 
+PACKAGES = (mediator, pickup, pipeline, registry)
 OPERATION = Operation(
     "act",
     refuse,
@@ -163,6 +172,39 @@ def test_a_file_has_all_rows_in_the_order_of_the_page() -> None:
     attached = table("download=things.json").file().headers["Content-Disposition"]
     assert attached == 'attachment; filename="things.json"'
     assert table("download=others.csv").request.format == ""
+
+
+def test_a_part_that_is_asked_for_again_keeps_what_was_asked_of_its_tables() -> None:
+    """Order, words and page are in the address."""
+    templates = [path for package in PACKAGES for path in Path(package.__file__ or "").parent.rglob("*.html")]
+    asked = re.findall(
+        r'hx-get="([^"]+)" hx-trigger="every', "".join(path.read_text(encoding="utf-8") for path in templates)
+    )
+    assert len(asked) > 5
+    assert set(asked) == {"{{ visit.request.path_qs }}"}
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("=1+1", "'=1+1"),
+        (" -1", "' -1"),
+        ("\t@x", "'\t'@x"),
+        ("\n+1", "'\n'+1"),
+        ("\uff1d1", "'\uff1d1"),
+        ("a;=1+1;b", "a;'=1+1;b"),
+        ("a\r\n=1", "a\r'\n'=1"),
+        ("a=1; b-2", "a=1; b-2"),
+    ],
+)
+def test_no_cell_of_a_file_is_computed(text: str, written: str) -> None:
+    """Wallets choose their labels; where the comma is for decimals, spreadsheets begin a cell at a semicolon."""
+    rows = [{"label": text}]
+    request = tables.TableRequest("things", "/", URL("/?download=things.csv").query, {})
+    made = tables.Table.of(
+        request, "", [Column("label", field="label")], rows, ROLES["read"], empty="", total=None, older=None
+    )
+    assert list(csv.reader(io.StringIO(str(made.file().text), newline="")))[1:] == [[written]]
 
 
 def test_a_heading_sorts_and_turns_round() -> None:

@@ -42,9 +42,9 @@ function follow(state) {
   look();
 }
 
-// A hidden page does not ask for its parts again.
+// A hidden page does not ask for its parts again, nor for one in which somebody fills in a field.
 document.addEventListener("htmx:beforeRequest", (event) => {
-  if (document.hidden) event.preventDefault();
+  if (document.hidden || event.target.matches("[hx-trigger^=every]:has(input:focus)")) event.preventDefault();
 });
 
 // The samples of the last hour, [[at, …], [value, …], …] by the names of a plot's data-series.
