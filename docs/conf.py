@@ -12,7 +12,9 @@ release = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 extensions = ["myst_parser"]
 # The source folder is the root of the repository, so links such as ../SECURITY.md mean the same on the site.
 root_doc = "docs/index"
-include_patterns = ["docs/**.md", "examples/README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]
+include_patterns = [
+    "docs/**.md", "examples/README.md", "CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md",
+]  # fmt: skip
 exclude_patterns = [".venv*", "**/node_modules", "build", "dist", "tests", "benchmarks", "mediator-data"]
 # Anchors of headings are those of GitHub, down to the depth that pages link to.
 myst_heading_anchors = 4

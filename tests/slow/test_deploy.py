@@ -1,4 +1,4 @@
-"""What deploy/ offers: each file by the judge of its kind, since neither Docker nor a cluster runs here."""
+"""What deploy/ and .github/ hold: each file by the judge of its kind, since no Docker, cluster or runner is here."""
 
 import base64
 import hashlib
@@ -45,8 +45,22 @@ def compose() -> dict[str, Any]:
     return composed
 
 
-def test_the_image_is_built_as_hadolint_advises():
-    run("hadolint", "--failure-threshold", "info", DEPLOY / "Dockerfile")
+@pytest.mark.parametrize("dockerfile", [DEPLOY / "Dockerfile", ROOT / ".devcontainer" / "Dockerfile"])
+def test_images_are_built_as_hadolint_advises(dockerfile):
+    run("hadolint", "--failure-threshold", "info", dockerfile)
+
+
+@pytest.mark.parametrize(
+    ("schema", "files"),
+    [
+        ("vendor.github-workflows", ".github/workflows/*.yml"),
+        ("vendor.dependabot", ".github/dependabot.yml"),
+        ("vendor.github-issue-forms", ".github/ISSUE_TEMPLATE/[!c]*.yml"),
+        ("vendor.github-issue-config", ".github/ISSUE_TEMPLATE/config.yml"),
+    ],
+)
+def test_files_of_the_host_fit_their_schemas(schema, files):
+    run("check-jsonschema", "--builtin-schema", schema, *ROOT.glob(files))
 
 
 def test_the_compose_file_fits_its_specification():
