@@ -172,8 +172,6 @@ class SqliteStore:
         self._sync: IntervalSync | None = None
         if sync_interval is not None:
             self._sync = IntervalSync(path, self._log_file, sync_interval)
-            # What the migration committed.
-            self._sync.note_commit()
 
     @property
     def damage(self) -> str | None:

@@ -293,7 +293,10 @@ class IntervalSync:
     """
 
     def __init__(self, path: Path, log: int, interval: float) -> None:
-        """``log`` is the open file of the log of the database at ``path``."""
+        """Sync what the migration committed, or a run that was killed.
+
+        ``log`` is the open file of the log of the database at ``path``.
+        """
         self._path = path
         self._file = log
         self._interval = interval
@@ -301,6 +304,7 @@ class IntervalSync:
         self._closing = threading.Event()
         self.problem: str | None = None
         """Why the last sync failed; None once all that it was to sync is on the disk."""
+        self._sync()
         self._thread = threading.Thread(target=self._run, name="store-sync", daemon=True)
         self._thread.start()
 

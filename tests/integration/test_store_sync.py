@@ -199,6 +199,19 @@ def test_what_is_not_synced_outlives_the_process(path: Path, opened, tmp_path: P
         assert stored(copy) == [b"answered"]
 
 
+def test_what_a_killed_run_left_is_synced_at_the_start(path, opened, tmp_path, monkeypatch) -> None:
+    send(opened(NEVER), b"answered")
+    copy = tmp_path / "copy" / path.name
+    copy.parent.mkdir()
+    for name in (path.name, f"{path.name}-wal"):
+        shutil.copyfile(path.with_name(name), copy.with_name(name))
+    disk = Disk(copy, tmp_path / "left")
+    with monkeypatch.context() as patched:
+        patched.setattr(sqlite_file.os, "fdatasync", disk.sync)
+        with closing(SqliteStore(copy, sync_interval=NEVER)):
+            assert disk.left() == [b"answered"]
+
+
 @pytest.mark.rule("A9")
 async def test_a_disk_that_cannot_be_synced_refuses_changes(opened, disk: Disk) -> None:
     store = opened(SOON)
