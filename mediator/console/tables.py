@@ -20,6 +20,7 @@ from markupsafe import Markup
 from multidict import MultiMapping
 
 from mediator.errors import BadRequestError
+from mediator.mailboxes.lanes import Lane
 from mediator.operate.operations import Answer, Right
 from mediator.operate.records import Column, Kind
 from mediator.operate.units import format_bytes, format_count, format_duration, format_fields, format_time
@@ -163,8 +164,10 @@ def heading(column: Column) -> str:
     return column.title[:1].upper() + column.title[1:]
 
 
-def _order(value: Any) -> Any:
+def _order(value: Any, column: Column) -> Any:
     """Return what values of a column are compared by."""
+    if column.kind is Kind.LANE:
+        return Lane[value.upper()]
     match value:
         case bool() | int() | float():
             return value
@@ -358,16 +361,24 @@ def _arrange(request: TableRequest, columns: Sequence[Column], rows: Sequence[An
     field = request.sort.removeprefix("-")
     if not field or request.sort in request.orders:
         return arranged
-    if all(column.field != field for column in columns):
-        raise BadRequestError(f"{request.name}.sort", f"expected one of {', '.join(each.field for each in columns)}")
+    by_field = {column.field: column for column in columns}
+    if field not in by_field:
+        raise BadRequestError(f"{request.name}.sort", f"expected one of {', '.join(by_field)}")
     known = [row for row in arranged if row[field] is not None]
-    known.sort(key=lambda row: _order(row[field]), reverse=request.sort.startswith("-"))
+    known.sort(key=lambda row: _order(row[field], by_field[field]), reverse=request.sort.startswith("-"))
     return known + [row for row in arranged if row[field] is None]
 
 
 def _has(row: Answer, columns: Sequence[Column], words: Sequence[str]) -> bool:
-    shown = " ".join(str(row[column.field]) for column in columns).casefold()
+    shown = " ".join(_words(row[column.field], column) for column in columns).casefold()
     return all(word in shown for word in words)
+
+
+def _words(value: Any, column: Column) -> str:
+    """Return what a filter looks for its words in; a time is its date, as a pointer shows it."""
+    if value is None:
+        return column.absent
+    return format_time(value) if column.kind is Kind.TIME else str(value)
 
 
 def _csv(value: Any, column: Column) -> Any:

@@ -118,6 +118,12 @@ COLUMNS = [
 ]
 
 
+def made(query: str, column: Column, rows: list[dict[str, object]]) -> tables.Table:
+    """Return a table of one column."""
+    request = tables.TableRequest("things", "/", URL(query).query, {})
+    return tables.Table.of(request, "Things", [column], rows, ROLES["read"], empty="", total=None, older=None)
+
+
 def table(query: str, *roles: str, orders: dict[str, str] | None = None, total: int | None = None) -> tables.Table:
     """Return a table of the rows, as the query and the roles have it."""
     request = tables.TableRequest("things", "/console/things", URL(f"/?{query}").query, orders or {})
@@ -140,12 +146,21 @@ def file(query: str, *roles: str) -> str:
         ("things.sort=-at", "bCa"),
         ("things.filter=X", "b"),
         ("things.filter=y+z", "C"),
+        ("things.filter=1970-01-01", "bC"),
+        ("things.filter=never", "a"),
+        ("things.filter=none", ""),
         ("other.sort=name", "baC"),
         ("things.skip=2", "C"),
     ],
 )
 def test_a_table_is_sorted_filtered_and_paged(query: str, names: str) -> None:
     assert "".join(row["name"] for row in table(query).shown) == names
+
+
+def test_lanes_are_sorted_by_their_priority() -> None:
+    rows: list[dict[str, object]] = [{"lane": lane} for lane in ("low", "normal", "critical", "urgent")]
+    sorted_rows = made("?things.sort=lane", Column("lane", field="lane", kind=Kind.LANE), rows).rows
+    assert [row["lane"] for row in sorted_rows] == ["critical", "urgent", "normal", "low"]
 
 
 @pytest.mark.parametrize(("query", "field"), [("things.sort=key", "things.sort"), ("things.skip=x", "things.skip")])
@@ -199,12 +214,8 @@ def test_a_part_that_is_asked_for_again_keeps_what_was_asked_of_its_tables() -> 
 )
 def test_no_cell_of_a_file_is_computed(text: str, written: str) -> None:
     """Wallets choose their labels; where the comma is for decimals, spreadsheets begin a cell at a semicolon."""
-    rows = [{"label": text}]
-    request = tables.TableRequest("things", "/", URL("/?download=things.csv").query, {})
-    made = tables.Table.of(
-        request, "", [Column("label", field="label")], rows, ROLES["read"], empty="", total=None, older=None
-    )
-    assert list(csv.reader(io.StringIO(str(made.file().text), newline="")))[1:] == [[written]]
+    file = made("?download=things.csv", Column("label", field="label"), [{"label": text}]).file()
+    assert list(csv.reader(io.StringIO(str(file.text), newline="")))[1:] == [[written]]
 
 
 def test_a_heading_sorts_and_turns_round() -> None:
