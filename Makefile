@@ -28,12 +28,13 @@ FLOORS ?= $(addprefix --floor ,livemcp=.69 metatool=.76 toolbench=.83 sealtools=
 .DEFAULT_GOAL := help
 # Tests start hundreds of processes; without kept bytecode each compiles the whole service anew.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help serve dist test test-slow check docs screenshots unit newcomers bench eval fuzz pipeline-demo peers clean
+.PHONY: help serve dist test test-slow check docs screenshots unit lock newcomers bench eval fuzz pipeline-demo peers clean
 
-MADE_OF := pyproject.toml hatch_build.py $(wildcard minilm/*.py weblib/*.py)
-# uv installs the 250 packages of [dev] in a minute, where pip needs five.
+MADE_OF := pyproject.toml constraints.txt hatch_build.py $(wildcard minilm/*.py weblib/*.py)
+# uv installs the 250 packages of [dev] in a minute, where pip needs five; each in the version of constraints.txt, so that
+# a release of somebody else breaks nobody's checkout.
 UV := $(BIN)/uv
-INSTALL := $(UV) pip install --quiet --python $(BIN)/python
+INSTALL := $(UV) pip install --quiet --python $(BIN)/python --constraints constraints.txt
 
 $(VENV)/.uv:
 	$(PYTHON) -m venv $(VENV)
@@ -44,7 +45,7 @@ $(VENV)/.core: $(MADE_OF) | $(VENV)/.uv
 	$(INSTALL) -e '.[search]'
 	@touch $@
 
-$(VENV)/.test: pyproject.toml $(VENV)/.core
+$(VENV)/.test: pyproject.toml constraints.txt $(VENV)/.core
 	$(INSTALL) -e '.[test]'
 	$(INSTALL) --no-deps $(DIDCOMM)
 	@touch $@
@@ -108,6 +109,9 @@ check: $(VENV)/.dev  ## lint, format, types and imports
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+
+lock: | $(VENV)/.uv  ## write the newest versions that fit into constraints.txt, which every target installs
+	$(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --all-extras --no-header --no-annotate --no-emit-package agent-mediator --output-file constraints.txt pyproject.toml
 
 newcomers:  ## play each newcomer by README's commands, on a clean machine: make newcomers ARGS=wallet
 	$(PYTHON) -m tests.slow.newcomers $(ARGS)
