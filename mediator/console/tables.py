@@ -327,14 +327,15 @@ class Table:
     def turns(self) -> Iterator[tuple[str, str]]:
         """Yield the words and URLs that lead to other pages."""
         skip, ours = self.request.skip, len(self.shown)
+        first, later = ("Newest", "Older") if self.older and "before" in self.older else ("First", "Next")
         if skip:
             yield "Previous", self.request.url(skip=max(skip - PER_PAGE, 0) or None)
         elif self.older is not None and any(name in self.request.query for name in self.older):
-            yield "Newest", self.request.page_url(**dict.fromkeys(self.older))
+            yield first, self.request.page_url(**dict.fromkeys(self.older))
         if skip + ours < self.total:
             yield "Next", self.request.url(skip=skip + PER_PAGE)
         elif self.older is not None and None not in self.older.values():
-            yield "Older", self.request.page_url(**self.older, **{f"{self.name}.skip": None})
+            yield later, self.request.page_url(**self.older, **{f"{self.name}.skip": None})
 
     def cell(self, row: Answer, column: Column) -> Markup | str:
         """Show the field of a row."""

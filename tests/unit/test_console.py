@@ -118,10 +118,12 @@ COLUMNS = [
 ]
 
 
-def made(query: str, column: Column, rows: list[dict[str, object]]) -> tables.Table:
+def made(
+    query: str, column: Column, rows: list[dict[str, object]], older: dict[str, int] | None = None
+) -> tables.Table:
     """Return a table of one column."""
     request = tables.TableRequest("things", "/", URL(query).query, {})
-    return tables.Table.of(request, "Things", [column], rows, ROLES["read"], empty="", total=None, older=None)
+    return tables.Table.of(request, "Things", [column], rows, ROLES["read"], empty="", total=None, older=older)
 
 
 def table(query: str, *roles: str, orders: dict[str, str] | None = None, total: int | None = None) -> tables.Table:
@@ -237,6 +239,20 @@ def test_an_operation_pages_what_it_orders() -> None:
     whole = table("things.sort=name", orders=orders, total=120)
     assert whole.request.window == {"skip": 0, "limit": tables.MAX_ROWS}
     assert (whole.caption, list(whole.turns())) == ("Things, the first 3 of 120", [])
+
+
+@pytest.mark.parametrize(
+    ("name", "turns"),
+    [
+        ("before", [("Newest", "/?#things"), ("Older", "/?before=7#things")]),
+        ("after", [("First", "/?#things"), ("Next", "/?after=7#things")]),
+    ],
+)
+def test_a_list_of_unknown_length_goes_on_in_the_words_of_its_order(name: str, turns: list[tuple[str, str]]) -> None:
+    """Times go back, and names go on."""
+    column, rows = Column("no", field="no"), [{"no": 7}]
+    assert list(made(f"?{name}=9", column, rows, {name: 7}).turns()) == turns
+    assert list(made("?", column, rows, {name: 7}).turns()) == turns[1:]
 
 
 def test_values_are_shown_by_their_kind_and_as_text() -> None:
