@@ -75,7 +75,7 @@ def rate(value: float | None) -> str:
 
 def milliseconds(seconds: float | None) -> str:
     """Show seconds as milliseconds."""
-    return NONE if seconds is None else f"{seconds * 1000:.3g}"
+    return rate(seconds and seconds * 1000)
 
 
 def span(milliseconds: float | None) -> str:
@@ -85,8 +85,10 @@ def span(milliseconds: float | None) -> str:
 
 def seconds(value: float | None) -> str:
     """Show how long something took."""
-    if value is None or value >= 1:
+    if value is None or value >= 60:
         return span(value and value * 1000)
+    if value >= 1:
+        return f"{value:.3g}s"
     return f"{milliseconds(value)} ms" if value == 0 or value >= 0.0001 else "< 0.1 ms"
 
 

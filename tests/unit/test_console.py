@@ -90,6 +90,8 @@ def test_what_is_shown_has_no_markup_of_others() -> None:
     assert tables.hidden({"ids": [1, 2], "none": None}).count("<input") == 2
     assert tables.rate(None) == tables.NONE
     assert (tables.rate(0), tables.rate(0.0123), tables.rate(1234.5)) == ("0", "0.0123", "1,234")
+    assert [*map(tables.milliseconds, (None, 0, 0.0125, 2.5))] == [tables.NONE, "0", "12.5", "2,500"]
+    assert [*map(tables.seconds, (0.00001, 0.9996, 1.95, 5, 90))] == ["< 0.1 ms", "1,000 ms", "1.95s", "5s", "1m 30s"]
 
 
 async def test_a_follower_gets_the_latest_alone() -> None:
