@@ -36,7 +36,7 @@ LONG_TEXT: Final = 120
 NONE: Final = "–"
 _GOOD: Final = frozenset({"ok", "ready", "done", "succeeded", "open", "live", "alive"})
 _NEUTRAL: Final = frozenset({"running", "closed", "cancelled"})
-_FORMULA: Final = re.compile(r"(^|[;\t\r\n])(?=\s*[=+\-@\uFF1D\uFF0B\uFF0D\uFF20])")
+_FORMULA: Final = re.compile(r"(^|[;\t\r\n])(?=[^\S\t\r\n]*[=+\-@\uFF1D\uFF0B\uFF0D\uFF20])")
 """Where a text begins that a spreadsheet would compute; some begin a new cell at a semicolon, a tab or a line break."""
 
 

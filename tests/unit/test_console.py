@@ -208,11 +208,11 @@ def test_a_part_that_is_asked_for_again_keeps_what_was_asked_of_its_tables() -> 
     [
         ("=1+1", "'=1+1"),
         (" -1", "' -1"),
-        ("\t@x", "'\t'@x"),
-        ("\n+1", "'\n'+1"),
+        ("\t@x", "\t'@x"),
+        ("\n+1", "\n'+1"),
         ("\uff1d1", "'\uff1d1"),
         ("a;=1+1;b", "a;'=1+1;b"),
-        ("a\r\n=1", "a\r'\n'=1"),
+        ("a\r\n=1", "a\r\n'=1"),
         ("a=1; b-2", "a=1; b-2"),
     ],
 )
