@@ -111,6 +111,11 @@ class StoredMessage(NamedTuple):
     def _around(self) -> int:
         return count_bytes_around((self.key, self.dedup_id, self.reply_to), self.tags, self.headers)
 
+    def check_extra(self) -> None:
+        """Raise an error where what few messages have cannot be decoded."""
+        if self.extra is not None:
+            orjson.loads(self.extra).get("h")
+
     def with_deliveries(self, count: int) -> "StoredMessage":
         """Return the message as it is handed out for the ``count``-th time."""
         return StoredMessage(*self[:-1], count)

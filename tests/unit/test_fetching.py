@@ -711,3 +711,19 @@ def test_a_new_position_wakes_the_members_that_wait(broker: Broker) -> None:
     broker.ack(0)
     broker.fetch(force_deliver=True, deliver=Deliver.EARLIEST, num_msgs=1)
     assert broker.woken == {(TENANT, BOX)}
+
+
+# Messages that cannot be read
+
+
+@pytest.mark.rule("A8", "N3")
+@pytest.mark.parametrize("damaged", [b"{", b"[]"])
+def test_a_message_that_cannot_be_read_uses_up_no_delivery_of_the_others(broker: Broker, damaged: bytes) -> None:
+    send(broker, NORMAL, NORMAL)
+    details = "UPDATE message SET extra = ? WHERE msg_id = 1 RETURNING msg_id"
+    broker.run(lambda tx: tx.session.dialect.execute(details, (damaged,)))
+    with pytest.raises((ValueError, AttributeError)):
+        broker.take(ack_wait=SECOND, max_deliver=1)
+    broker.run(lambda tx: tx.session.dialect.execute(details, (None,)))
+    broker.advance(SECOND)
+    assert broker.take(ack_wait=SECOND, max_deliver=1) == [0, 1]

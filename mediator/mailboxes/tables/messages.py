@@ -132,6 +132,9 @@ class Messages(Table):
             self._session.flush()
         taken: list[StoredMessage] = []
         for message in map(decode_row, self._dialect.budgeted(source, parameters, order, limit, budget)):
+            if message.extra is not None:
+                # A damaged row is to fail here, before anything is noted as handed out.
+                message.check_extra()
             taken.append(message)
             budget -= message.size
             if budget <= 0:
