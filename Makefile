@@ -53,10 +53,14 @@ $(VENV)/.test: pyproject.toml constraints.txt $(VENV)/.core
 $(VENV)/.dev: $(MADE_OF) | $(VENV)/.uv
 	$(INSTALL) -e '.[dev]'
 	$(INSTALL) --no-deps $(DIDCOMM) $(AXE)
-	@touch $(VENV)/.core $(VENV)/.test $@
+	@touch $(VENV)/.core $(VENV)/.test $(VENV)/.docs $@
 
 $(VENV)/.pipeline: $(VENV)/.core
 	$(INSTALL) -e '.[pipeline]'
+	@touch $@
+
+$(VENV)/.docs: pyproject.toml constraints.txt | $(VENV)/.uv
+	$(INSTALL) -e '.[docs]'
 	@touch $@
 
 $(VENV)/.fuzz: $(VENV)/.dev
@@ -116,7 +120,7 @@ lock: | $(VENV)/.uv  ## write the newest versions that fit into constraints.txt,
 newcomers:  ## play each newcomer by README's commands, on a clean machine: make newcomers ARGS=wallet
 	$(PYTHON) -m tests.slow.newcomers $(ARGS)
 
-docs: $(VENV)/.dev  ## build the documentation as a site, into build/site; a broken link is an error
+docs: $(VENV)/.docs  ## build the documentation as a site, into build/site; a broken link is an error
 	$(BIN)/sphinx-build -q -W --keep-going -c docs . build/site
 	@echo build/site/index.html
 
