@@ -195,6 +195,28 @@ async def has(tab: Tab, numbers: list[int]) -> bool:
     return bool(await tab.evaluate(NUMBERS) == numbers)
 
 
+async def test_what_is_typed_into_a_filter_is_not_taken_away(tab: Tab, services: Services) -> None:
+    service = services.new()
+    service.environment |= settings(service)
+    await service.serve()
+    async with Client(service.nats_url) as client:
+        await client.create("box")
+        for number in range(11):
+            await client.mailbox("box").fetch(group=f"group{number}")
+    await sign_in(tab, origin(service))
+    await tab.show(f"{origin(service)}/console/mailboxes/default/box")
+    await tab.evaluate("window.filter = document.querySelector('[name=\"groups.filter\"]'); filter.focus()")
+    await tab.call("Input.insertText", text="group1")
+    # As every ten seconds.
+    ask = "htmx.ajax('GET', location.href, {source: '#state', target: '#state', select: '#state', swap: 'outerHTML'})"
+    await tab.evaluate(ask)
+    assert await tab.evaluate("filter.isConnected && document.activeElement === filter && filter.value") == "group1"
+    await tab.evaluate("filter.blur()")
+    await tab.evaluate(ask)
+    await until(lambda: tab.evaluate("!filter.isConnected"), what="the part is asked for again")
+    assert tab.complaints == []
+
+
 async def test_the_overview_draws_the_last_hour_and_goes_on(tab: Tab, service: Service) -> None:
     await sign_in(tab, origin(service))
     drawn = await until(lambda: tab.evaluate("document.querySelectorAll('.plot canvas').length"), what="plots")
