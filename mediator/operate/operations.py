@@ -355,7 +355,8 @@ def _check(name: str, value: Any, schema: Schema) -> Any:
     elif isinstance(value, int | float):
         lowest, highest = schema.get("minimum", -(2**63)), schema.get("maximum", 2**63 - 1)
         if not lowest <= value <= highest:
-            bounds = f"{lowest} to {highest}" if "maximum" in schema else f"a number of 64 bits from {lowest}"
+            passed = f"{lowest} or more" if value < lowest else f"at most {highest}"
+            bounds = f"{lowest} to {highest}" if "maximum" in schema else passed
             raise BadRequestError(name, f"expected {bounds}")
     return value
 
