@@ -287,6 +287,8 @@ class Table:
             return cls(request, caption, columns, rows, rows, total, empty, rights, older)
         if total is not None and total > len(rows):
             caption += f", the first {len(rows):,} of {total:,}"
+        if request.is_whole and older is not None and None not in older.values():
+            caption += f"; {len(rows):,} were looked at, and there are more"
         arranged = _arrange(request, columns, rows)
         shown = arranged[request.skip : request.skip + PER_PAGE]
         return cls(request, caption, columns, arranged, shown, len(arranged), empty, rights, older)

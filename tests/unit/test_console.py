@@ -257,6 +257,14 @@ def test_a_list_of_unknown_length_goes_on_in_the_words_of_its_order(name: str, t
     assert list(made("?", column, rows, {name: 7}).turns()) == turns[1:]
 
 
+def test_a_filter_tells_that_it_did_not_look_at_all_rows() -> None:
+    column, rows = Column("no", field="no"), [{"no": 7}]
+    cut = made("?things.filter=8", column, rows * 2, {"before": 7})
+    assert cut.caption == "Things; 2 were looked at, and there are more"
+    assert made("?", column, rows, {"before": 7}).caption == "Things"
+    assert made("?things.filter=8", column, rows).caption == "Things"
+
+
 def test_values_are_shown_by_their_kind_and_as_text() -> None:
     shown = table("", "admin")
     row = ROWS[1]
