@@ -104,7 +104,7 @@ unit: $(VENV)/.test  ## run the unit tests, which need no models, Spark or other
 test: $(VENV)/.dev  ## run the tests that belong before each push, minutes: make test ARGS="-k fetch"
 	$(BIN)/pytest --numprocesses $(JOBS) --no-loadscope-reorder $(ARGS)
 
-test-slow: $(VENV)/.dev  ## run the rules on PostgreSQL, and the tests with Spark, with models, with kill -9 in series, and with other clients
+test-slow: $(VENV)/.dev  ## run the rules on PostgreSQL, and the tests with Spark, models, full disks, lost servers, kill -9 in series, upgrades, printed pages and other clients
 	-@$(MAKE) --no-print-directory --keep-going peers
 	$(BIN)/pytest tests/slow --numprocesses $(JOBS) --no-loadscope-reorder $(ARGS)
 

@@ -1,4 +1,4 @@
-"""Makes the data of an older version, for tests/acceptance/test_upgrade.py.
+"""Makes the data of an older version, for tests/slow/test_upgrade.py.
 
     git worktree add --detach OLD b224eb4        (and again with f9d8045)
     PYTHONPATH=OLD .venv/bin/python tests/data/v0.1/make.py OLD tests/data/v0.1/b224eb4.tar.xz
