@@ -164,7 +164,7 @@ def test_dead_for_a_group_from_the_end_of_the_last_lease_on(broker):
     assert group.dead == 0
 
 
-def test_a_group_whose_name_means_something_to_a_shell_is_quoted_in_commands(broker):
+def test_names_of_groups_are_quoted_for_the_shell(broker):
     """Whoever fetches chooses it."""
     broker.create()
     broker.send()

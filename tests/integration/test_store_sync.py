@@ -228,7 +228,7 @@ async def test_a_disk_that_cannot_be_synced_refuses_changes(opened, disk: Disk) 
 
 
 @pytest.mark.rule("A8")
-async def test_what_a_refused_sync_left_out_is_on_the_disk_before_changes_are_accepted(opened, disk: Disk) -> None:
+async def test_a_refused_sync_is_made_up_before_changes_go_on(opened, disk: Disk) -> None:
     store = opened(SOON)
     await until(lambda: disk.left() == [])
     disk.broken = True
@@ -255,7 +255,7 @@ def test_the_reserve_keeps_up_with_the_log(opened, path: Path) -> None:
 
 
 @pytest.mark.rule("A9")
-def test_the_reserve_keeps_up_with_a_log_that_is_cut_again_and_again(opened, path: Path) -> None:
+def test_the_reserve_keeps_up_with_a_log_cut_twice(opened, path: Path) -> None:
     store = opened(None)
     log, reserve = path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}.reserve")
     sizes = []

@@ -193,7 +193,7 @@ def test_a_file_has_all_rows_in_the_order_of_the_page() -> None:
     assert table("download=others.csv").request.format == ""
 
 
-def test_a_part_that_is_asked_for_again_keeps_what_was_asked_of_its_tables() -> None:
+def test_a_refreshed_part_keeps_order_and_filters() -> None:
     """Order, words and page are in the address."""
     templates = [path for package in PACKAGES for path in Path(package.__file__ or "").parent.rglob("*.html")]
     asked = re.findall(
@@ -250,7 +250,7 @@ def test_an_operation_pages_what_it_orders() -> None:
         ("after", [("First", "/?#things"), ("Next", "/?after=7#things")]),
     ],
 )
-def test_a_list_of_unknown_length_goes_on_in_the_words_of_its_order(name: str, turns: list[tuple[str, str]]) -> None:
+def test_a_pager_speaks_of_the_order_of_its_list(name: str, turns: list[tuple[str, str]]) -> None:
     """Times go back, and names go on."""
     column, rows = Column("no", field="no"), [{"no": 7}]
     assert list(made(f"?{name}=9", column, rows, {name: 7}).turns()) == turns

@@ -718,7 +718,7 @@ def test_a_new_position_wakes_the_members_that_wait(broker: Broker) -> None:
 
 @pytest.mark.rule("A8", "N3")
 @pytest.mark.parametrize("damaged", [b"{", b"[]"])
-def test_a_message_that_cannot_be_read_uses_up_no_delivery_of_the_others(broker: Broker, damaged: bytes) -> None:
+def test_a_damaged_message_uses_up_no_delivery_of_others(broker: Broker, damaged: bytes) -> None:
     send(broker, NORMAL, NORMAL)
     details = "UPDATE message SET extra = ? WHERE msg_id = 1 RETURNING msg_id"
     broker.run(lambda tx: tx.session.dialect.execute(details, (damaged,)))
