@@ -41,8 +41,9 @@ $(VENV)/.uv:
 	$(BIN)/pip install --quiet 'uv>=0.9'
 	@touch $@
 
+# Not --quiet: who runs the service for the first time waits for this, and sees how far it is.
 $(VENV)/.core: $(MADE_OF) | $(VENV)/.uv
-	$(INSTALL) -e '.[search]'
+	$(UV) pip install --python $(BIN)/python --constraints constraints.txt -e '.[search]'
 	@touch $@
 
 $(VENV)/.test: pyproject.toml constraints.txt $(VENV)/.core
