@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import random
 import socket
 import ssl
@@ -27,6 +28,8 @@ from mediator.errors import (
     MediatorError,
     MessageTooLargeError,
     NoReplyError,
+    QuotaExceededError,
+    TooManyDelayedError,
     UnreachableError,
     error_of_reply,
 )
@@ -41,11 +44,17 @@ ANSWER_SECONDS = 5.0
 FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 2.0
 """Seconds between two attempts: doubled each time, between half and all of it."""
+LONGEST_TOLD = 3600.0
+"""Seconds of patience above which the log does not say how long it will be."""
 PING_SECONDS = 10
 RESETS = 5
 """Connections to one server that may be reset before that counts as the reason."""
 IN_FLIGHT = 256
 """Requests at the same time; others wait, so that each has its time for an answer to itself."""
+LASTING = (QuotaExceededError, TooManyDelayedError)
+"""What lasts until somebody acknowledges or deletes: it is raised at once, since asking again soon does not help."""
+
+log = logging.getLogger("mediator.client")
 
 
 class Reply(dict[str, Any]):
@@ -95,6 +104,8 @@ class Connection:
         self._asking: set[asyncio.Future[Msg]] = set()
         self._slots = asyncio.Semaphore(IN_FLIGHT)
         self._error: Exception | None = None
+        self._told_trouble = False
+        """Whether the log has what keeps requests waiting now."""
         self._closed = False
 
     @property
@@ -130,8 +141,9 @@ class Connection:
         """Ask, and return the reply. ``wait``: seconds for which the service itself may wait.
 
         For ``patience`` seconds (the connection's by default) the request is tried again, with growing pauses, when
-        nobody is there to answer it, and when the service says that a retry helps. One that got no answer may have
-        been carried out: it is tried again only if it is ``repeatable``.
+        nobody is there to answer it, and when the service says that a retry helps, unless a quota is reached. One that
+        got no answer may have been carried out: it is tried again only if it is ``repeatable``. The log says at once
+        what is waited for.
 
         Raises the error of :mod:`mediator.errors` that the service sent, :class:`UnreachableError` when nothing was
         asked, and :class:`NoReplyError` when no answer came in time.
@@ -146,8 +158,10 @@ class Connection:
                     return await self._ask(verb, data, headers, ANSWER_SECONDS + wait, end)
             except MediatorError as error:
                 left = end - time.monotonic()
-                if left <= 0 or not error.retry or (isinstance(error, NoReplyError) and not repeatable):
+                lost = isinstance(error, NoReplyError) and not repeatable
+                if left <= 0 or lost or not error.retry or isinstance(error, LASTING):
                     raise
+                self._tell_trouble(error, left)
                 await asyncio.sleep(min(pause * random.uniform(0.5, 1), left))
                 pause = min(2 * pause, LONGEST_PAUSE)
 
@@ -190,7 +204,15 @@ class Connection:
         if text:
             raise error_of_reply(text, fields)
         fields.raw = message.data
+        self._told_trouble = False
         return fields
+
+    def _tell_trouble(self, error: MediatorError, left: float) -> None:
+        """Say once in the log what keeps requests waiting; ``left``: seconds for which they are tried again."""
+        if not self._told_trouble:
+            self._told_trouble = True
+            span = f" for {left:.0f} s" if 1 <= left < LONGEST_TOLD else ""
+            log.warning("%s; trying again%s", error, span)
 
     async def _connect(self, end: float) -> _Nats:
         """Return the connection once it is there; raises as :meth:`open`."""
@@ -229,8 +251,10 @@ class Connection:
             # A server that refuses a login may reset the connection before the client has read why.
             attempts = RESETS if isinstance(error, ConnectionResetError | BrokenPipeError) else 1
             out_of_time = failures >= attempts * len(self.servers) and time.monotonic() >= end
-            if (out_of_time or not _passes(error)) and not given_up.done():
+            if out_of_time or not _passes(error):
                 given_up.set_result(None)
+            elif not self._up.is_set():
+                self._tell_trouble(self._unreachable(error), end - time.monotonic())
 
         async def on_disconnect() -> None:
             self._up.clear()
@@ -241,6 +265,7 @@ class Connection:
 
         async def on_connect() -> None:
             check()
+            self._told_trouble = False
             self._up.set()
 
         def next_server(servers: Sequence[Server], info: object) -> tuple[Server, float]:

@@ -16,10 +16,11 @@ from mediator.errors import (
     NoSuchMailboxError,
     NoSuchMessageError,
     PartlyRefusedError,
+    QuotaExceededError,
     SetupError,
     UnreachableError,
 )
-from tests.harness.service import Service
+from tests.harness.service import Service, Services, free_port
 from tests.harness.waiting import until
 
 
@@ -301,3 +302,23 @@ async def test_errors_are_of_one_tree(service: Service, box: Mailbox) -> None:
     for url in ("http://host", "nats://", "nats://host:port"):
         with pytest.raises(SetupError, match="url: "):
             Client(url)
+
+
+@pytest.mark.rule("S7")
+async def test_a_quota_that_is_reached_is_raised_at_once(services: Services) -> None:
+    service = services.new()
+    service.environment["MEDIATOR_QUOTAS__MAILBOX_MESSAGES"] = "1"
+    await service.serve()
+    async with Mailbox.open(service.nats_url, create=True, patience=3600) as box:
+        await box.send("one")
+        with pytest.raises(QuotaExceededError, match="limit 1, in use 1"):
+            await box.send("two")
+
+
+async def test_the_log_says_at_once_what_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    url = f"nats://127.0.0.1:{free_port()}"
+    with pytest.raises(UnreachableError):
+        async with Client(url, patience=0.5):
+            pass
+    (said,) = [record.getMessage() for record in caplog.records if record.name == "mediator.client"]
+    assert said.startswith(f"cannot connect to {url}: nothing listens there; trying again")
