@@ -176,7 +176,12 @@ class Load:
                     task.result()
             return reached()
 
-        await until(look, LIVES_WITHIN, "the service answers")
+        try:
+            await until(look, LIVES_WITHIN, "the service answers")
+        except AssertionError as error:
+            waiting = [sum(one is party for one in self._accepted.values()) - len(party.got) for party in self.parties]
+            ready = await self._door.service.get("/readyz")
+            raise AssertionError(f"{error}: {dict(self.counted)}, not got by each: {waiting}, {ready}") from None
 
     def _strike(self, moment: str) -> None:
         """Kill the service within the next few milliseconds, if this is the moment for it."""
