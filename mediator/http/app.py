@@ -170,7 +170,8 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
             raise
         if isinstance(error, TimeoutError) and limit.expired():
             return answer_timeout(seconds)
-        return answer_error(error, request.method, _route(request), connected=request.transport is not None)
+        connected = request.transport is not None and not request.transport.is_closing()
+        return answer_error(error, request.method, _route(request), connected=connected)
 
 
 def answer_timeout(seconds: float) -> web.Response:

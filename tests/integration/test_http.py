@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.registry import Collector
+from structlog.testing import capture_logs
 
 from mediator.endpoint import Endpoint
 from mediator.errors import NoSuchMailboxError, QuotaExceededError, SetupError, UnavailableError
@@ -343,3 +344,16 @@ async def test_a_stopped_server_is_gone_and_lets_the_last_answer_out() -> None:
         assert door.server.port == 0
         with pytest.raises(OSError):  # noqa: PT011 - any refusal will do
             await asyncio.open_connection("127.0.0.1", port)
+
+
+async def test_a_caller_that_leaves_is_no_error_of_ours() -> None:
+    async def leave(request: web.Request) -> web.Response:
+        assert request.transport is not None
+        request.transport.close()
+        raise aiohttp.ClientConnectionResetError("Cannot write to closing transport")
+
+    with capture_logs() as lines:
+        async with serving(add=route(leave)) as door:
+            with pytest.raises(aiohttp.ServerDisconnectedError):
+                await door.get("/x")
+    assert [line for line in lines if line["log_level"] == "error"] == []
