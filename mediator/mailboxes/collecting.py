@@ -89,13 +89,13 @@ def empty(tx: Transaction, mailbox: Mailbox, limit: int, forget: Callable[[Mailb
     room -= delayed
     seen = tx.dedup_ids.clear(mailbox, room) if room else 0
     room -= seen
-    groups = tx.groups.clear(mailbox, room) if room > 0 else 0
-    room -= groups
+    groups, leases = tx.groups.clear(mailbox, room) if room > 0 else (0, 0)
+    room -= groups + leases
     if room == limit:
         forget(mailbox)
         tx.mailboxes.drop(mailbox)
         return Collected(mailboxes=1)
-    return Collected(len(handles), 0, groups, seen, delayed)
+    return Collected(len(handles), 0, groups, seen, delayed, leases)
 
 
 def ended_leases(tx: Transaction, after: LeaseCursor, now: int, limit: int) -> tuple[Collected, LeaseCursor | None]:
@@ -221,7 +221,8 @@ def plan(tx: Transaction, now: int, examples: int, leases_after: LeaseCursor = F
     ended = tx.mailboxes.expired(now, MAX_MAILBOXES)
     retired = tx.mailboxes.retired(MAX_MAILBOXES)
     going = (*ended, *retired)
-    inside = sum(mailbox.messages for mailbox in going)
+    numbers = {mailbox.no for mailbox in going}
+    inside = sum(mailbox.messages for mailbox in going) - sum(item.mailbox_no in numbers for item in expired)
     waiting = sum(tx.delays.usage(mailbox).messages for mailbox in going)
     gone, dead, all_seen = _leases(tx, leases_after, now)
     many_expired, many_ended = len(expired) >= MAX_COUNTED, len(ended) >= MAX_MAILBOXES
@@ -232,6 +233,8 @@ def plan(tx: Transaction, now: int, examples: int, leases_after: LeaseCursor = F
         PlannedRemoval("mailboxes", FREED, len(retired), _mailboxes(retired[:examples]), many_retired),
         PlannedRemoval("messages", EMPTIED, inside, (), many_ended or many_retired),
         PlannedRemoval("delayed messages", EMPTIED, waiting, (), many_ended or many_retired),
+        PlannedRemoval("groups", EMPTIED, sum(map(tx.groups.count, going)), (), many_ended or many_retired),
+        PlannedRemoval("leases", EMPTIED, sum(map(tx.groups.count_leases, going)), (), many_ended or many_retired),
         PlannedRemoval("leases", GONE, len(gone), _leased(gone[:examples]), not all_seen),
         PlannedRemoval("leases", LAST, len(dead), _leased(dead[:examples]), not all_seen),
     ]

@@ -1,11 +1,20 @@
 """The dry run of the clean-up: what would go, why, and that nothing does."""
 
-import pytest
+from collections import Counter
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
 
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mediator.errors import MediatorError
 from mediator.mailboxes import collecting
 from mediator.mailboxes.address import redact
 from mediator.mailboxes.collecting import EMPTIED, FIRST_LEASE, FREED, GONE, LAST, OVER, PlannedRemoval, plan
 from tests.harness.broker import BOX, DAY, GROUP, HOUR, START, TENANT, Broker
+from tests.harness.stores import ram_store
 
 
 def planned(broker: Broker, examples: int = 5) -> dict[tuple[str, str], PlannedRemoval]:
@@ -102,3 +111,63 @@ def test_a_plan_removes_nothing(broker: Broker) -> None:
     assert planned(broker) == before
     assert broker.clean_up().total > 0
     assert ("messages", OVER) not in planned(broker)
+
+
+BOXES = ("one", "two")
+GROUPS = ("a", "b", "c")
+ACTS = st.one_of(
+    st.tuples(st.just("create"), st.sampled_from(BOXES), st.sampled_from([None, HOUR])),
+    st.tuples(st.just("send"), st.sampled_from(BOXES), st.fixed_dictionaries(
+        {}, optional={"ttl": st.sampled_from([HOUR, DAY]), "delay": st.just(2 * HOUR), "dedup_id": st.just("x")}
+    )),
+    st.tuples(st.just("take"), st.sampled_from(BOXES), st.fixed_dictionaries(
+        {"group": st.sampled_from(GROUPS)},
+        optional={"ack_wait": st.sampled_from([1000, DAY]), "max_deliver": st.sampled_from([1, 2])},
+    )),
+    st.tuples(st.just("nack"), st.sampled_from(BOXES), st.sampled_from(GROUPS)),
+    st.tuples(st.just("delete"), st.sampled_from(BOXES), st.integers(0, 4)),
+    st.tuples(st.just("delete_mailbox"), st.sampled_from(BOXES), st.none()),
+    st.tuples(st.just("advance"), st.sampled_from([2000, HOUR, DAY]), st.none()),
+)  # fmt: skip
+
+
+def act(broker: Broker, what: str, where: Any, how: Any) -> None:
+    match what:
+        case "create":
+            broker.create(where, ttl=how)
+        case "send":
+            broker.send(to=where, **how)
+        case "take":
+            broker.take(how["group"], where, **{name: value for name, value in how.items() if name != "group"})
+        case "nack":
+            broker.nack(*range(5), group=how, box=where, delay=HOUR)
+        case "delete":
+            broker.delete(how, where)
+        case "delete_mailbox":
+            broker.delete_mailbox(where)
+        case _:
+            broker.advance(where)
+
+
+@pytest.mark.rule("M1", "S5", "F7")
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(acts=st.lists(ACTS, min_size=5, max_size=40))
+def test_a_pass_removes_what_was_planned(acts: list[tuple[str, Any, Any]]) -> None:
+    broker = Broker(ram_store())
+    for box in BOXES:
+        broker.create(box)
+    for each in acts:
+        with suppress(MediatorError):
+            act(broker, *each)
+    promised: Counter[str] = Counter()
+    for (what, _), found in planned(broker).items():
+        promised[what] += found.count
+    # In the order of a pass, which counts expired mailboxes when they are removed; leases come last.
+    broker.run(lambda tx: collecting.expired_mailboxes(tx, broker.now, 100))
+    done = broker.clean_up()
+    leases, _ = broker.run(lambda tx: collecting.ended_leases(tx, FIRST_LEASE, broker.now, 100))
+    removed = Counter(asdict(done.plus(leases)))
+    del removed["dedup_ids"]
+    removed["delayed messages"] = removed.pop("delayed")
+    assert removed == promised
+    assert planned(broker) == {}

@@ -56,6 +56,11 @@ class Groups(Table):
         """Return how many groups the mailbox has."""
         return int(self._session.one("SELECT count(*) FROM consumer WHERE mailbox_no = ?", (mailbox.no,))[0])
 
+    def count_leases(self, mailbox: Mailbox) -> int:
+        """Return how many leases all groups of the mailbox have, dead ones too."""
+        sql = "SELECT count(*) FROM lease JOIN consumer ON group_no = no WHERE mailbox_no = ?"
+        return int(self._session.one(sql, (mailbox.no,))[0])
+
     def add(self, mailbox: Mailbox, name: str, *, push: bool = False) -> Group:
         """Keep a new group that stands before the first message."""
         start = [-1] * len(LANES)
@@ -114,22 +119,22 @@ class Groups(Table):
         self._execute("DELETE FROM lease WHERE group_no = ?", (group.no,))
         self._execute("DELETE FROM consumer WHERE no = ?", (group.no,))
 
-    def clear(self, mailbox: Mailbox, limit: int) -> int:
-        """Remove groups of a retired mailbox with their leases; return how many rows went."""
-        gone = 0
+    def clear(self, mailbox: Mailbox, limit: int) -> tuple[int, int]:
+        """Remove groups of a retired mailbox with their leases; return how many groups and how many leases went."""
+        groups = leases = 0
         for (no,) in self._execute("SELECT no FROM consumer WHERE mailbox_no = ? LIMIT ?", (mailbox.no, limit)):
-            gone += len(
+            leases += len(
                 self._execute(
                     "DELETE FROM lease WHERE group_no = ? AND msg_id IN"
                     " (SELECT msg_id FROM lease WHERE group_no = ? LIMIT ?) RETURNING msg_id",
-                    (no, no, limit - gone),
+                    (no, no, limit - groups - leases),
                 )
             )
-            if gone >= limit:
+            if groups + leases >= limit:
                 break
             self._execute("DELETE FROM consumer WHERE no = ?", (no,))
-            gone += 1
-        return gone
+            groups += 1
+        return groups, leases
 
 
 class Leases(Table):
