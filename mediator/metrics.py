@@ -85,13 +85,30 @@ class RequestSeries(Collector):
     """Counts answered requests, on the event loop; may be collected on any thread."""
 
     def __init__(self) -> None:
-        self._counts: defaultdict[tuple[str, str], int] = defaultdict(int)
+        self._counts: defaultdict[tuple[str, str, str], int] = defaultdict(int)
+        """By tenant, verb and outcome."""
+        self._seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
+        self._last_errors: dict[tuple[str, str], str] = {}
         self._durations: defaultdict[str, _Histogram] = defaultdict(partial(_Histogram, BOUNDS))
 
-    def count(self, verb: str, outcome: str, seconds: float) -> None:
+    def count(self, tenant: str, verb: str, outcome: str, seconds: float) -> None:
         """Count one answered request; ``verb`` is a word of ours, ``outcome`` is :data:`OK` or an error's code."""
-        self._counts[verb, outcome] += 1
+        self._counts[tenant, verb, outcome] += 1
+        self._seconds[tenant, verb] += seconds
+        if outcome != OK:
+            self._last_errors[tenant, verb] = outcome
         self._durations[verb].observe(seconds)
+
+    def of_tenant(self, tenant: str) -> dict[str, tuple[int, int, float, str]]:
+        """Return by verb how many requests a tenant made, how many failed, their seconds, and the last error's code."""
+        figures: dict[str, tuple[int, int, float, str]] = {}
+        for (whose, verb, outcome), count in self._counts.items():
+            if whose == tenant:
+                requests, errors, _, _ = figures.get(verb, (0, 0, 0.0, ""))
+                failed = 0 if outcome == OK else count
+                of = tenant, verb
+                figures[verb] = requests + count, errors + failed, self._seconds[of], self._last_errors.get(of, "")
+        return figures
 
     def describe(self) -> Iterator[Metric]:
         """Return what is collected, so that the library finds the series by their names."""
@@ -102,7 +119,10 @@ class RequestSeries(Collector):
         requests = CounterMetricFamily(
             "mediator_requests", "Requests by verb and outcome (ok, or the error's code).", labels=["verb", "outcome"]
         )
-        for labels, count in list(self._counts.items()):
+        totals: Tally[tuple[str, str]] = Tally()
+        for (_, verb, outcome), count in list(self._counts.items()):
+            totals[verb, outcome] += count
+        for labels, count in totals.items():
             requests.add_metric(labels, count)
         yield requests
         times = HistogramMetricFamily(

@@ -13,7 +13,7 @@ from typing import Final
 from mediator.endpoint import Endpoint
 from mediator.errors import SetupError, TenantRefusedError
 from mediator.mailboxes.address import DEFAULT_TENANT
-from mediator.nats.subjects import API, OPEN, PUSH
+from mediator.nats.subjects import API, MICRO_SUBJECTS, OPEN, PUSH
 
 SERVICE_USER: Final = "mediator"
 SYSTEM_USER: Final = "sys"
@@ -274,6 +274,11 @@ def _service_account(login: str) -> list[str]:
         f"    users: [ {login} ]",
         "    exports: [",
         '      { service: "mq9.*.$mq9.AI.>", account_token_position: 2 }',
+        # Each instance answers.
+        *(
+            f'      {{ service: "mq9.*.{subject}", account_token_position: 2, response_type: "stream" }}'
+            for subject in MICRO_SUBJECTS
+        ),
         "    ]",
         "  }",
     ]
@@ -281,14 +286,18 @@ def _service_account(login: str) -> list[str]:
 
 def _tenant_account(tenant: str, users: list[str]) -> list[str]:
     account = account_of(tenant)
-    requests = f'{{account: "{_SERVICE_ACCOUNT}", subject: "mq9.{account}.$mq9.AI.>"}}'
+
+    def imported(subject: str) -> str:
+        return f'service: {{account: "{_SERVICE_ACCOUNT}", subject: "mq9.{account}.{subject}"}}, to: "{subject}"'
+
     return [
         f'  "{account}": {{',
         *users,
         f"    default_permissions: {{ subscribe: {_permission(None, _DENY_SUBSCRIBE)}, "
         f"publish: {_permission(None, _DENY_PUBLISH)} }}",
         "    imports: [",
-        f'      {{ service: {requests}, to: "$mq9.AI.>", share: true }}',
+        f"      {{ {imported('$mq9.AI.>')}, share: true }}",
+        *(f"      {{ {imported(subject)} }}" for subject in MICRO_SUBJECTS),
         "    ]",
         "  }",
     ]

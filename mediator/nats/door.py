@@ -29,6 +29,7 @@ from mediator.nats.admission import AdmissionPool, ReplyQueue
 from mediator.nats.client import Request
 from mediator.nats.connection import NatsConnection, NatsSubscription
 from mediator.nats.editions import EditionVerbs, encode_python_reply, is_python_client
+from mediator.nats.micro import MicroService
 from mediator.nats.subjects import API, SELF_TEST, split_request
 from mediator.nats.verbs import MailboxVerbs, PendingBatch, PendingRequest, SendListener, StoreVerb, Verb
 from mediator.request_context import RequestScope
@@ -87,14 +88,26 @@ class Door:
         self._tasks: set[asyncio.Task[None]] = set()
         self._replies = ReplyQueue(connection, broker.pause_reads)
         self._body_bytes = 0
+        current = {**MailboxVerbs(broker).table, **verbs}
         editions = EditionVerbs(broker, options.instance, options.inbox_ttls)
         self._routes: dict[str, tuple[str, Mapping[str, Any], Callable[[PendingRequest], None]]] = {
             "MSG.BATCH.": ("BATCH", {"msg_ids": [], "errors": {}}, self._submit_batch)
         }
         """By subject behind the prefix, as of verbs: the verb's name, the fields of its failed reply, and its start."""
-        for subject, verb in {**MailboxVerbs(broker).table, **editions.table, **verbs}.items():
+        for subject, verb in {**editions.table, **current}.items():
             start = partial(self._start_task, verb) if isinstance(verb, Verb) else partial(self._submit, verb)
             self._routes[subject] = verb.name, verb.empty, start
+        named = {"MSG.BATCH.": "BATCH", **{subject: verb.name for subject, verb in current.items()}}
+        self._micro = MicroService(
+            connection,
+            self._replies,
+            self._requests,
+            accounts,
+            {name: API + subject + (">" if subject.endswith(".") else "") for subject, name in named.items()},
+            instance=options.instance,
+            prefix=self._root.removesuffix(API),
+            queue=QUEUE,
+        )
         # Asked once: requests are too many to ask for each.
         self._logs_requests = logging.getLogger("nats").isEnabledFor(logging.DEBUG)
 
@@ -118,6 +131,7 @@ class Door:
         """Start serving."""
         self._replies.open()
         await self._subscribe()
+        await self._micro.open()
 
     async def _subscribe(self) -> None:
         self.subscription = await self._connection.subscribe(self._root + ">", QUEUE, self.receive)
@@ -165,6 +179,7 @@ class Door:
         if self.subscription is not None and self._connection.connected:
             try:
                 async with asyncio.timeout(seconds):
+                    await self._micro.close()
                     await self.subscription.drain()
             except (NatsError, TimeoutError) as error:
                 log.warning("drain failed", error=str(error) or type(error).__name__)
@@ -216,7 +231,7 @@ class Door:
         """Answer a request, count it, and log it at debug level; without the address, which is a secret (A7)."""
         message, verb = pending.message, pending.verb
         seconds = time.perf_counter() - pending.started
-        self._requests.count(verb, result, seconds)
+        self._requests.count(pending.tenant, verb, result, seconds)
         if self._logs_requests:
             ms = round(seconds * 1000, 3)
             log.debug("request", verb=verb, tenant=pending.tenant, result=result, ms=ms, request_id=_scope(message).id)

@@ -20,6 +20,10 @@ SELF_TEST: Final = "_SELFTEST"
 """The verb, behind :data:`API`, that the service answers with the name of its instance."""
 PUSH: Final = "$mq9.PUSH."
 """What the subjects begin with on which the gateway asks nats-server whether a client may subscribe to mail."""
+MICRO_NAME: Final = "mq9"
+"""What NATS's own tools call the service."""
+MICRO_SUBJECTS: Final = ("$SRV.*", f"$SRV.*.{MICRO_NAME}", f"$SRV.*.{MICRO_NAME}.*")
+"""On which they ask for it (NATS ADR-32). Not ``$SRV.>``: who asks for a service that is not there is told at once."""
 ANY: Final = "*"
 """The wildcard for one token; as a lane word, all lanes of a mailbox."""
 MAX_PATTERN: Final = 512

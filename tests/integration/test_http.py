@@ -188,7 +188,7 @@ async def test_metrics_show_the_readiness_of_the_moment() -> None:
 
     health, metrics = Health(), Metrics()
     health.add("store", fine)
-    metrics.requests.count("send", "ok", 0.001)
+    metrics.requests.count("default", "send", "ok", 0.001)
     async with serving(health, metrics) as door:
         async with door.client.get("/metrics") as answer:
             assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"

@@ -75,9 +75,9 @@ def count_events(metrics: Metrics, events: list[Event]) -> None:
 
 def exercised() -> Metrics:
     metrics = Metrics()
-    metrics.requests.count("send", OK, 0.001)
-    metrics.requests.count("send", UnavailableError.code, 0.001)
-    metrics.requests.count("send", BusyError.code, 0.001)
+    metrics.requests.count("default", "send", OK, 0.001)
+    metrics.requests.count("default", "send", UnavailableError.code, 0.001)
+    metrics.requests.count("default", "send", BusyError.code, 0.001)
     metrics.late_seconds.observe(0.05)
     metrics.removed("messages", 7)
     metrics.journal_bytes.inc(100)
@@ -90,9 +90,9 @@ def exercised() -> Metrics:
 
 def test_a_request_is_counted_and_timed_by_verb() -> None:
     metrics = Metrics()
-    metrics.requests.count("send", OK, 0.001)
-    metrics.requests.count("send", OK, 0.003)
-    metrics.requests.count("send", NoSuchMailboxError.code, 0.2)
+    metrics.requests.count("default", "send", OK, 0.001)
+    metrics.requests.count("default", "send", OK, 0.003)
+    metrics.requests.count("default", "send", NoSuchMailboxError.code, 0.2)
     assert value(metrics, "mediator_requests_total", verb="send", outcome="ok") == 2
     assert value(metrics, "mediator_requests_total", verb="send", outcome="mailbox_not_found") == 1
     assert value(metrics, "mediator_request_seconds_count", verb="send") == 3
