@@ -334,7 +334,7 @@ async def _serve_operators(host: Host, health: Health, nats_url: str, forgetting
     sign_in = SignIn(host.access, host.settings, host.http_port, host.operations)
     sign_in.add_routes(host.app)
     host.operations.add_methods(sign_in)
-    host.operations.add_methods(MailboxOperations(host.broker))
+    host.operations.add_methods(MailboxOperations(host.broker, host.tenants.names))
     host.operations.add_methods(MessageOperations(host.broker))
     host.operations.add_methods(DeadOperations(host.broker))
     host.operations.add_methods(ForgetOperations(forgetting))

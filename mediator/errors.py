@@ -78,6 +78,7 @@ class NoSuchMailboxError(MediatorError, code="mailbox_not_found", status=404):
 
     def __init__(self, address: str) -> None:
         super().__init__(f"mailbox {address} does not exist")
+        self.address = address
 
 
 class SendOnlyError(MediatorError, code="send_only", status=403):

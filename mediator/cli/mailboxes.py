@@ -1,4 +1,4 @@
-"""The commands for mailboxes: create is a NATS client; list, show, set and delete use the control socket."""
+"""The commands for mailboxes: create is a NATS client; the others use the control socket."""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
@@ -12,15 +12,21 @@ from mediator.cli.options import (
     Address,
     CommandGroup,
     CommandOptions,
+    Group,
+    Ids,
+    SomeIds,
     TenantOptions,
     Yes,
+    asks,
+    lists,
     one_word,
     seconds,
     span,
     timed,
 )
+from mediator.mailboxes.address import parse_address
 from mediator.mailboxes.mailbox import Retention
-from mediator.operate.records import GroupView, LaneView, MailboxSummary
+from mediator.operate.records import GroupView, LaneView, LeaseView, MailboxSummary
 from mediator.operate.units import format_bytes, format_count, format_duration
 
 PAGE = 500
@@ -33,7 +39,14 @@ GROUP_COLUMNS = GroupView.columns(
     "name", "waiting", "open", "leased", "delayed", "due", "dead", "next_lease_end", "settled"
 )
 
-app = CommandGroup(help="Create, list, show, set and delete mailboxes.", no_args_is_help=True)
+LEASE_COLUMNS = LeaseView.columns("msg_id", "lane", "until", "deliveries", "delayed")
+Target = Annotated[
+    str, typer.Argument(metavar="TO", help="The other mailbox, of the same tenant.", parser=parse_address)
+]
+
+app = CommandGroup(
+    help="Create, list, show, set, purge and delete mailboxes; move mail and give leases back.", no_args_is_help=True
+)
 
 
 @app.command(epilog="Example: mediator mailbox create agent.inbox --ttl 7d --desc 'German to English'")
@@ -191,6 +204,42 @@ def set_(
     answer = options.ask("mailbox-set", mail_address=address, ack_wait_ms=value)
     lease = "as configured" if value is None else format_duration(value) if value else "none"
     options.print(answer, f"{address}: lease {lease}")
+
+
+@app.command(epilog="Example: mediator mailbox move orders orders.parked 17 18")
+@asks("message-move", "$moved moved; $stopped")
+def move(mail_address: Address, to_address: Target, msg_ids: Ids, *, options: TenantOptions) -> None:
+    """Move messages to another mailbox, where they get new msg_ids."""
+
+
+@app.command(epilog="Example: mediator mailbox copy orders orders.test 17 18")
+@asks("message-copy", "$copied copied; $stopped")
+def copy(mail_address: Address, to_address: Target, msg_ids: Ids, *, options: TenantOptions) -> None:
+    """Copy messages to another mailbox."""
+
+
+@app.command(epilog="Example: mediator mailbox leases orders --group bakers")
+@lists("lease-list", "leases", LEASE_COLUMNS, "no leases")
+def leases(
+    mail_address: Address,
+    group_name: Group,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Show at most this many.")] = 100,
+    *,
+    options: TenantOptions,
+) -> None:
+    """List messages that members of a group hold now, or gave back with a delay."""
+
+
+@app.command(epilog="Example: mediator mailbox release orders --group bakers 17")
+@asks("lease-release", "$released given back")
+def release(mail_address: Address, group_name: Group, msg_ids: SomeIds = None, *, options: TenantOptions) -> None:
+    """Give messages back for the members of a group that hold them; they are delivered again at once."""
+
+
+@app.command(epilog="Example: mediator mailbox purge orders --yes")
+@asks("mailbox-purge", "$purged removed", confirm="Remove messages of $mail_address for all groups?")
+def purge(mail_address: Address, msg_ids: SomeIds = None, yes: Yes = False, *, options: TenantOptions) -> None:
+    """Remove messages, or all of them, those that are delayed too; the mailbox and its groups stay."""
 
 
 @app.command("delete", epilog="Example: mediator mailbox delete agent.inbox --yes")

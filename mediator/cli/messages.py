@@ -18,6 +18,7 @@ from mediator.cli.options import (
     CommandGroup,
     Group,
     Ids,
+    SomeIds,
     TenantOptions,
     asks,
     earlier,
@@ -39,10 +40,8 @@ if TYPE_CHECKING:
 LONGEST_WAIT = 4500
 """Milliseconds one FETCH may wait; the service lowers larger values (F2)."""
 AGAIN_SECONDS = 1.0
-DEAD_COLUMNS = DeadMessage.columns("msg_id", "lane", "created_at", "deliveries", "size", "payload_start")
-dead_app = CommandGroup(help="List, redrive and drop a group's dead messages.", no_args_is_help=True)
-
-SomeIds = Annotated[list[int] | None, typer.Argument(metavar="ID", help="The msg_ids; none: all of the group.", min=0)]
+DEAD_COLUMNS = DeadMessage.columns("msg_id", "lane", "created_at", "deliveries", "died_at", "size", "payload_start")
+dead_app = CommandGroup(help="List, redrive, resend and drop a group's dead messages.", no_args_is_help=True)
 
 
 class Priority(StrEnum):
@@ -320,6 +319,20 @@ def list_(
 @asks("dead-redrive", "$redriven will be delivered again")
 def redrive(mail_address: Address, group_name: Group, msg_ids: SomeIds = None, *, options: TenantOptions) -> None:
     """Deliver dead messages again; their count of deliveries restarts."""
+
+
+@dead_app.command(epilog="Example: mediator dead resend agent.inbox 17 --group workers --payload '{}'")
+@asks("dead-resend", "sent again, msg_id $msg_id")
+def resend(
+    mail_address: Address,
+    msg_id: Annotated[int, typer.Argument(metavar="ID", min=0, help="The msg_id.")],
+    group_name: Group,
+    payload: Annotated[str | None, typer.Option(help="The text to send; by default the payload as it is.")] = None,
+    lane: Annotated[Priority | None, one_word(Priority, "The lane to send it in; by default its own.")] = None,
+    *,
+    options: TenantOptions,
+) -> None:
+    """Send a dead message as a new one to all groups, changed where wanted, and drop the dead one."""
 
 
 @dead_app.command(epilog="Example: mediator dead drop agent.inbox --group workers 17")

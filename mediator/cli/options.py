@@ -176,6 +176,7 @@ AsJson = Annotated[
 ]
 Address = Annotated[str, typer.Argument(metavar="ADDRESS", help="Mail address.", parser=parse_address)]
 Ids = Annotated[list[int], typer.Argument(metavar="ID", help="The msg_ids.", min=0)]
+SomeIds = Annotated[list[int] | None, typer.Argument(metavar="ID", help="The msg_ids; none: all.", min=0)]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 Group = Annotated[str, typer.Option("--group", metavar="NAME", help="The consumer group.")]
 
@@ -265,6 +266,7 @@ def asks(operation: str, done: str, *, confirm: str = "", **fixed: Any) -> Calla
     """Make a command that asks an operation; its parameters are the operation's fields, beside those that are fixed.
 
     ``done`` is the line for the answer, ``confirm`` a question that ``--yes`` answers; ``$name`` in them is a field.
+    What ends the line behind a semicolon may be empty.
     """
 
     def decorate(declared: F) -> F:
@@ -273,7 +275,7 @@ def asks(operation: str, done: str, *, confirm: str = "", **fixed: Any) -> Calla
             if confirm and not yes:
                 typer.confirm(Template(confirm).substitute(fields), abort=True, err=True)
             answer = options.ask(operation, **fixed, **fields)
-            options.print(answer, Template(done).substitute({**fixed, **fields, **answer}))
+            options.print(answer, Template(done).substitute({**fixed, **fields, **answer}).rstrip("; "))
 
         return cast(F, _mark(command, operation, fixed))
 

@@ -9,12 +9,12 @@ from mediator.errors import NoSuchMessageError
 from mediator.mailboxes.address import RESERVED
 from mediator.mailboxes.bounds import MAX_FETCH
 from mediator.mailboxes.creating import get_live_mailbox, owned
-from mediator.mailboxes.events import Event, EventType
+from mediator.mailboxes.events import EventType, message_events
 from mediator.mailboxes.fetching import is_exhausted
 from mediator.mailboxes.group import MAX_LEASED
 from mediator.mailboxes.lanes import LANES
 from mediator.mailboxes.mailbox import Mailbox
-from mediator.mailboxes.message import Filter
+from mediator.mailboxes.message import Filter, Handle
 from mediator.mailboxes.rows import StoredMessage
 from mediator.mailboxes.transaction import Transaction
 
@@ -149,10 +149,14 @@ def delete(tx: Transaction, tenant: str, address: str, msg_id: int, now: int) ->
     handle = tx.messages.handles(mailbox, [msg_id], now).get(msg_id)
     if handle is None:
         raise NoSuchMessageError
-    tx.messages.remove(mailbox, [handle])
-    # A dedup id that expired may name a newer message by now.
-    if handle.dedup_id is not None and tx.dedup_ids.find(mailbox, handle.dedup_id, now) == msg_id:
-        tx.dedup_ids.forget(mailbox, handle.dedup_id)
-    tx.events.append(
-        Event(EventType.DELETED, now, mailbox.tenant, mailbox.no, handle.lane, msg_id, handle.size, handle.created_at)
-    )
+    delete_all(tx, mailbox, [handle], now)
+
+
+def delete_all(tx: Transaction, mailbox: Mailbox, handles: Sequence[Handle], now: int) -> None:
+    """Remove messages that are there, and with each its dedup id (S3)."""
+    tx.messages.remove(mailbox, handles)
+    for handle in handles:
+        # A dedup id that expired may name a newer message by now.
+        if handle.dedup_id is not None and tx.dedup_ids.find(mailbox, handle.dedup_id, now) == handle.msg_id:
+            tx.dedup_ids.forget(mailbox, handle.dedup_id)
+    tx.events += message_events(EventType.DELETED, now, mailbox, handles)

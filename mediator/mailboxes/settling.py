@@ -343,6 +343,15 @@ def nack(tx: Transaction, request: Nack, now: int) -> int:
     return len(leases)
 
 
+def running_leases(tx: Transaction, tenant: str, address: str, name: str, limit: int, now: int) -> list[Lease]:
+    """Return leases of a group that run, or wait for their delay, in order of msg_id (F6). For operators."""
+    mailbox = get_live_mailbox(tx, tenant, address, now)
+    group = tx.groups.find(mailbox, name)
+    if group is None:
+        raise BadRequestError("group_name", "the mailbox has no such group")
+    return tx.leases.running(mailbox, group, limit, now)
+
+
 @dataclass(frozen=True, slots=True)
 class Extend:
     """Leased messages a worker needs longer for; ``ack_wait`` is milliseconds from now."""
@@ -390,7 +399,7 @@ class DeadSelection:
 
 def redrive(tx: Transaction, request: DeadSelection, now: int) -> int:
     """Let dead messages be delivered again, with their count from zero; return how many (F7). For operators."""
-    mailbox, group, leases = _dead(tx, request, now)
+    mailbox, group, leases = find_dead(tx, request, now)
     if leases:
         for lease in leases:
             lease.dead, lease.deliveries, lease.until = False, 0, now
@@ -401,7 +410,7 @@ def redrive(tx: Transaction, request: DeadSelection, now: int) -> int:
 
 def drop(tx: Transaction, request: DeadSelection, now: int) -> int:
     """Acknowledge dead messages; return how many (F7). For operators."""
-    _, _, leases = _dead(tx, request, now)
+    _, _, leases = find_dead(tx, request, now)
     ack(tx, Ack(request.tenant, request.address, request.group, [lease.msg_id for lease in leases]), now)
     return len(leases)
 
@@ -409,8 +418,8 @@ def drop(tx: Transaction, request: DeadSelection, now: int) -> int:
 DEAD_SLICE = 10_000
 
 
-def _dead(tx: Transaction, request: DeadSelection, now: int) -> tuple[Mailbox, Group, list[Lease]]:
-    """Return the dead leases that are asked for, after ending those whose messages are gone."""
+def find_dead(tx: Transaction, request: DeadSelection, now: int) -> tuple[Mailbox, Group, list[Lease]]:
+    """Return the dead leases that are asked for, after ending those whose messages are gone (F7)."""
     mailbox = get_live_mailbox(tx, request.tenant, request.address, now)
     group = tx.groups.find(mailbox, request.group)
     if group is None:

@@ -1,25 +1,30 @@
-"""Operations on mailboxes, of every tenant: list, rank, show, diagnose, change and delete them."""
+"""Operations on mailboxes, of every tenant: create, list, rank, show, diagnose, change, purge and delete them."""
 
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from mediator.broker import Broker
-from mediator.errors import BadRequestError
-from mediator.mailboxes import creating
+from mediator.errors import BadRequestError, MailboxExistsError
+from mediator.fields import Fields
+from mediator.mailboxes import creating, moving
 from mediator.mailboxes.address import DEFAULT_TENANT, NUMBERED, finds_address, parse_address, redact
-from mediator.mailboxes.bounds import MAX_ACK_WAIT, MIN_ACK_WAIT
-from mediator.mailboxes.mailbox import Mailbox, MailboxRow
+from mediator.mailboxes.bounds import MAX_ACK_WAIT, MAX_DESC, MAX_IDS, MAX_TAG, MAX_TAGS, MIN_ACK_WAIT
+from mediator.mailboxes.creating import Create
+from mediator.mailboxes.mailbox import Mailbox, MailboxRow, Retention
 from mediator.operate.diagnosis import Finding, Inspection, diagnose, inspect_mailbox, summarize
 from mediator.operate.operations import (
     ADDRESS,
     COUNT,
     FLAG,
     PLACE,
+    REDACTED,
+    TENANT,
     TEXT,
+    TEXTS,
     Answer,
     OperationRequest,
     Right,
@@ -28,6 +33,7 @@ from mediator.operate.operations import (
     limit,
     many,
     object_schema,
+    once,
     operation,
     or_null,
     read_numbered,
@@ -38,7 +44,11 @@ from mediator.operate.records import MailboxSummary, MailboxView, RankedMailbox
 from mediator.store.base import Transaction
 
 MAX_LISTED = 1000
+PURGE_SECONDS: Final = 120.0
 PREFIX = "Addresses that begin so; without the right `read-payload`, more than four characters find a whole address."
+
+MAX_TTL_SECONDS: Final = 100 * 366 * 86400
+_ACK_WAIT = or_null(whole("Milliseconds; 0: no lease; null or absent: the default.", 0, MAX_ACK_WAIT))
 
 _PATH = "/mailboxes/{mail_address}"
 LOOKED_AT: Final = 10_000
@@ -57,8 +67,10 @@ MAX_KEPT: Final = 4
 class MailboxOperations:
     """The operations. Times in their answers are Unix seconds."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, tenants: Sequence[str]) -> None:
+        """``tenants``: the names of all living ones, kept up to date by their owner."""
         self._broker = broker
+        self._tenants = tenants
 
     @operation(
         "mailbox-list",
@@ -94,6 +106,63 @@ class MailboxOperations:
         found, more = await self._broker.read(look)
         return {"mailboxes": [summarize(mailbox).to_json() for mailbox in found], "more": more}
 
+    @operation(
+        "mailbox-create",
+        Right.OPERATE,
+        "Create a mailbox",
+        object_schema(
+            mail_address=ADDRESS,
+            number=COUNT,
+            send_address=ADDRESS,
+            token=once(about(TEXT, "Its token, which first-edition clients need to change its description.")),
+        ),
+        fields={
+            "tenant": TENANT,
+            "name": about(TEXT, "Its address; without one, a random one is made.", **{REDACTED: "read-payload"}),
+            "ttl_seconds": or_null(
+                whole("It expires after so long; 0: never; null or absent: the default.", 0, MAX_TTL_SECONDS)
+            ),
+            "desc": about(TEXT, "What it is for."),
+            "tags": TEXTS,
+            "retention": about(
+                {"type": "string", "enum": [*Retention], "default": Retention.KEEP.value},
+                "`until_ack`: a work queue, in which the first ACK removes a message.",
+            ),
+            "public": about(FLAG, "Whether clients find it in the list of public mailboxes.", default=False),
+            "archive": about(FLAG, "Whether every message is archived.", default=False),
+            "ack_wait_ms": _ACK_WAIT,
+        },
+        method="POST",
+        path="/mailboxes",
+    )
+    async def _create(self, request: OperationRequest) -> Answer:
+        fields, ttl = Fields(request), request.get("ttl_seconds")
+        tenant = request.get("tenant") or DEFAULT_TENANT
+        if tenant not in self._tenants:
+            raise BadRequestError("tenant", "expected the name of a tenant, there is none of this name")
+        made = await self._broker.create(
+            Create(
+                tenant,
+                request.get("name") or None,
+                None if ttl is None else ttl * 1000,
+                fields.text("desc", MAX_DESC, lines=True) or "",
+                fields.words("tags", MAX_TAGS, MAX_TAG) or (),
+                request["public"] or None,
+                retention=Retention(request["retention"]),
+                archive=request["archive"],
+                ack_wait=_read_ack_wait(request),
+            )
+        )
+        if made.token is None:
+            raise MailboxExistsError(request["name"])
+        mailbox = made.mailbox
+        return {
+            "mail_address": mailbox.address,
+            "number": mailbox.no,
+            "send_address": made.send_only,
+            "token": made.token,
+        }
+
     @operation("mailbox-show", Right.READ, "One mailbox in detail", MailboxView.schema(), fields=PLACE, path=_PATH)
     async def _show(self, request: OperationRequest) -> Answer:
         return (await self._look(request)).view.to_json()
@@ -108,19 +177,39 @@ class MailboxOperations:
         Right.OPERATE,
         "Change how long a message is leased to the member of a group that fetched it",
         object_schema(mail_address=ADDRESS, ack_wait_ms=or_null(COUNT)),
-        fields={
-            **PLACE,
-            "ack_wait_ms": or_null(whole("Milliseconds; 0: no lease; null or absent: the default.", 0, MAX_ACK_WAIT)),
-        },
+        fields={**PLACE, "ack_wait_ms": _ACK_WAIT},
         method="PATCH",
         path=_PATH,
     )
     async def _set(self, request: OperationRequest) -> Answer:
-        ack_wait, key = request.get("ack_wait_ms"), read_place(request)
-        if ack_wait is not None and 0 < ack_wait < MIN_ACK_WAIT:
-            raise BadRequestError("ack_wait_ms", f"expected 0, or {MIN_ACK_WAIT} to {MAX_ACK_WAIT}")
+        ack_wait, key = _read_ack_wait(request), read_place(request)
         mailbox = await self._broker.write(lambda tx, now: creating.set_ack_wait(tx, *key, ack_wait, now), key)
         return {"mail_address": mailbox.address, "ack_wait_ms": mailbox.ack_wait}
+
+    @operation(
+        "mailbox-purge",
+        Right.OPERATE,
+        "Remove messages of a mailbox for all groups",
+        object_schema(mail_address=ADDRESS, purged=COUNT),
+        fields={
+            **PLACE,
+            "msg_ids": or_null(about(many(COUNT), "These messages; null or absent: all, those that are delayed too.")),
+        },
+        method="POST",
+        path=f"{_PATH}/purge",
+        within=PURGE_SECONDS,
+    )
+    async def _purge(self, request: OperationRequest) -> Answer:
+        key, write = read_place(request), self._broker.write
+        ids = Fields(request).numbers("msg_ids", MAX_IDS)
+        if ids is not None:
+            purged = await write(lambda tx, now: moving.delete_some(tx, *key, ids, now), key, even_when_full=True)
+            return {"mail_address": key[1], "purged": purged}
+        mailbox = await self._broker.read(lambda tx, now: creating.get_live_mailbox(tx, *key, now))
+        whole, purged = moving.Purge(*key, mailbox.no, mailbox.next_id), 0
+        while count := await write(lambda tx, now: moving.purge(tx, whole, now), key, even_when_full=True):
+            purged += count
+        return {"mail_address": key[1], "purged": purged}
 
     @operation(
         "mailbox-delete",
@@ -150,6 +239,13 @@ class MailboxOperations:
         return {
             "findings": [one.to_json() for one in diagnose(found, named, self._broker.bounds, self._broker.clock())]
         }
+
+
+def _read_ack_wait(request: OperationRequest) -> int | None:
+    ack_wait: int | None = request.get("ack_wait_ms")
+    if ack_wait is not None and 0 < ack_wait < MIN_ACK_WAIT:
+        raise BadRequestError("ack_wait_ms", f"expected 0, or {MIN_ACK_WAIT} to {MAX_ACK_WAIT}")
+    return ack_wait
 
 
 def read_place(request: OperationRequest) -> tuple[str, str]:

@@ -1,20 +1,22 @@
-"""Operations on messages of a mailbox: list, show, send, remove them; list, redrive and drop dead ones (F7)."""
+"""Operations on messages: list, show, send, move, copy, remove; dead ones and leases of a group (F6, F7)."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from mediator.broker import Broker
-from mediator.errors import BadRequestError, NoSuchMessageError
+from mediator.errors import BadRequestError, NoSuchMessageError, NotAllowedError
 from mediator.fields import Fields
-from mediator.mailboxes import settling
+from mediator.mailboxes import moving, settling
 from mediator.mailboxes.bounds import MAX_FETCH, MAX_IDS
 from mediator.mailboxes.creating import get_live_mailbox
 from mediator.mailboxes.lanes import LANES, parse_lane
 from mediator.mailboxes.message import DelayedRow, Draft, Filter
-from mediator.mailboxes.querying import Query
+from mediator.mailboxes.moving import Resend, Transfer, Transferred
+from mediator.mailboxes.querying import Query, query
 from mediator.mailboxes.rows import StoredMessage
 from mediator.mailboxes.sending import Send
-from mediator.mailboxes.settling import DEAD_SLICE, DeadSelection
+from mediator.mailboxes.settling import DEAD_SLICE, DeadSelection, Nack
 from mediator.operate.mailbox_operations import read_place
 from mediator.operate.operations import (
     ADDRESS,
@@ -22,12 +24,15 @@ from mediator.operate.operations import (
     FLAG,
     GROUP_NAME,
     LANE,
+    MAIL_ADDRESS,
+    MAX_LONG_REQUEST,
     PLACE,
     TEXT,
     Answer,
     OperationRequest,
     Right,
     about,
+    is_allowed,
     limit,
     many,
     object_schema,
@@ -43,6 +48,7 @@ from mediator.operate.records import (
     DeadMessage,
     DelayedMessage,
     FrequentName,
+    LeaseView,
     MessageSummary,
     MessageView,
 )
@@ -58,6 +64,7 @@ COUNTED = 1000
 MAX_DELAYED = 10_000
 MAX_DELAY_SECONDS = 366 * 86400
 FREQUENT = 5
+TRANSFER_SECONDS = 120.0
 _MAX_ID = 2**63 - 1
 _ANY = "any"
 
@@ -68,7 +75,15 @@ _ONE = {**PLACE, "msg_id": whole("The number of a message.", 0, _MAX_ID)}
 DEAD_BUDGET = 32 << 20
 """Bytes of dead messages read for one list; the answer has only the beginning of each."""
 
+_TRANSFER = {
+    **PLACE,
+    "to_address": about(MAIL_ADDRESS, "The other mailbox: an address, or `id:` and its number."),
+    "msg_ids": about(many(COUNT), f"The messages, at most {MAX_IDS}."),
+}
+_STOPPED = {"stopped": about(TEXT, "Why a message was refused; it and those behind it stayed. Empty: none was.")}
+
 _GROUP, _DEAD_PATH = {**PLACE, "group_name": GROUP_NAME}, "/mailboxes/{mail_address}/dead"
+_LEASES_PATH = "/mailboxes/{mail_address}/leases"
 _SOME = {**_GROUP, "msg_ids": or_null(about(many(COUNT), "These messages; null or absent: all of the group."))}
 
 
@@ -192,6 +207,55 @@ class MessageOperations:
         return {"msg_id": msg_id, "deleted": True}
 
     @operation(
+        "message-move",
+        Right.OPERATE,
+        "Move messages to another mailbox of the tenant; needs the right read-payload too",
+        object_schema(moved=COUNT, **_STOPPED),
+        fields=_TRANSFER,
+        required=("to_address", "msg_ids"),
+        method="POST",
+        path=f"{_PATH}/move",
+        within=TRANSFER_SECONDS,
+    )
+    async def _move(self, request: OperationRequest) -> Answer:
+        moved, why = await self._transfer(request, keep=False)
+        return {"moved": moved, "stopped": why}
+
+    @operation(
+        "message-copy",
+        Right.OPERATE,
+        "Copy messages to another mailbox of the tenant; needs the right read-payload too",
+        object_schema(copied=COUNT, **_STOPPED),
+        fields=_TRANSFER,
+        required=("to_address", "msg_ids"),
+        method="POST",
+        path=f"{_PATH}/copy",
+        within=TRANSFER_SECONDS,
+    )
+    async def _copy(self, request: OperationRequest) -> Answer:
+        copied, why = await self._transfer(request, keep=True)
+        return {"copied": copied, "stopped": why}
+
+    async def _transfer(self, request: OperationRequest, *, keep: bool) -> tuple[int, str]:
+        """Return how many messages were transferred and, if one was refused, why."""
+        if not is_allowed(Right.READ_PAYLOAD):
+            # Whoever may make or knows the other mailbox would read there what is hidden here (A7).
+            raise NotAllowedError(Right.READ_PAYLOAD)
+        broker, (tenant, address) = self._broker, read_place(request)
+        ids = sorted(set(Fields(request).numbers("msg_ids", MAX_IDS) or ()))
+        count = 0
+        while ids:
+            part = Transfer(tenant, address, request["to_address"], ids, keep)
+            found = await broker.write(partial(_transfer_part, broker, part), (tenant, address))
+            count += found.count
+            if found.refused is not None:
+                if not count:
+                    raise found.refused
+                return count, f"message {found.refused_id} was refused: {found.refused}"
+            ids = [] if found.last is None else [each for each in ids if each > found.last]
+        return count, ""
+
+    @operation(
         "delayed-list",
         Right.READ,
         "Messages that are not yet visible, the first due first",
@@ -215,13 +279,17 @@ class MessageOperations:
         return {"messages": rows, "complete": waiting <= min(limit, MAX_DELAYED)}
 
 
+def _transfer_part(broker: Broker, part: Transfer, tx: Transaction, now: int) -> Transferred:
+    return moving.transfer(tx, broker.bounds, broker.quotas, part, now, broker.hooks)
+
+
 def _frequent(names: Iterable[str | None]) -> list[Answer]:
     found = Counter(name for name in names if name is not None)
     return [{"name": name, "messages": count} for name, count in found.most_common(FREQUENT)]
 
 
 class DeadOperations:
-    """The operations ``dead-list``, ``dead-redrive`` and ``dead-drop``."""
+    """The operations on what a group could not process, and on what its members hold now."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -230,15 +298,28 @@ class DeadOperations:
         "dead-list",
         Right.READ,
         "The dead messages of a group, newest first",
-        object_schema(messages=many(DeadMessage.schema())),
+        object_schema(
+            messages=many(DeadMessage.schema()),
+            max_deliver=or_null(about(COUNT, "After so many deliveries without an ACK a message is dead.")),
+        ),
         fields={**_GROUP, "limit": limit(MAX_FETCH)},
         path=_DEAD_PATH,
     )
     async def _list(self, request: OperationRequest) -> Answer:
         tenant, address = read_place(request)
         limit = request["limit"]
-        question = Query(tenant, address, limit=limit, budget=DEAD_BUDGET, dead_for=request.get("group_name", ""))
-        return {"messages": [_dead(message).to_json() for message in await self._broker.query(question)]}
+        name = request.get("group_name", "")
+        question = Query(tenant, address, limit=limit, budget=DEAD_BUDGET, dead_for=name)
+
+        def look(tx: Transaction, now: int) -> tuple[int | None, list[DeadMessage]]:
+            found = query(tx, question, now)
+            group = tx.groups.find(get_live_mailbox(tx, tenant, address, now), name)
+            ends = {} if group is None else {x.msg_id: x.until for x in tx.leases.get(group, [m.msg_id for m in found])}
+            dead = [_dead(message, ends.get(message.msg_id, now)) for message in found]
+            return None if group is None else group.max_deliver, dead
+
+        most, dead = await self._broker.read(look)
+        return {"messages": [each.to_json() for each in dead], "max_deliver": most}
 
     @operation(
         "dead-redrive",
@@ -264,6 +345,75 @@ class DeadOperations:
     async def _drop(self, request: OperationRequest) -> Answer:
         return {"dropped": await self._all(settling.drop, request)}
 
+    @operation(
+        "dead-resend",
+        Right.OPERATE,
+        "Send a dead message again as a new one, changed, and drop the dead one; all groups get the new one",
+        object_schema(msg_id=about({"type": "integer"}, "The number of the new message.")),
+        fields={
+            **_ONE,
+            "group_name": GROUP_NAME,
+            "payload": payload(or_null(about(TEXT, "The text to send; null or absent: the payload as it is."))),
+            "lane": or_null(about(TEXT, "The lane to send it in; null or absent: its own.", enum=LANE["enum"])),
+        },
+        method="POST",
+        path=f"{_DEAD_PATH}/{{msg_id}}/resend",
+        longest=MAX_LONG_REQUEST,
+    )
+    async def _resend(self, request: OperationRequest) -> Answer:
+        key, broker = read_place(request), self._broker
+        text, lane = request.get("payload"), request.get("lane")
+        what = Resend(
+            *key,
+            request.get("group_name", ""),
+            request["msg_id"],
+            None if text is None else text.encode(),
+            None if lane is None else parse_lane(lane, "lane"),
+        )
+        return {
+            "msg_id": await broker.write(
+                lambda tx, now: moving.resend(tx, broker.bounds, broker.quotas, what, now, broker.hooks), key
+            )
+        }
+
+    @operation(
+        "lease-list",
+        Right.READ,
+        "The messages that members of a group hold now, or gave back with a delay",
+        object_schema(leases=many(LeaseView.schema()), more=FLAG),
+        fields={**_GROUP, "limit": limit(MAX_FETCH)},
+        path=_LEASES_PATH,
+    )
+    async def _leases(self, request: OperationRequest) -> Answer:
+        key, name, limit = read_place(request), request.get("group_name", ""), request["limit"]
+        found = await self._broker.read(lambda tx, now: settling.running_leases(tx, *key, name, limit + 1, now))
+        return {"leases": [LeaseView.of(each).to_json() for each in found[:limit]], "more": len(found) > limit}
+
+    @operation(
+        "lease-release",
+        Right.OPERATE,
+        "Give messages back for the members of a group that hold them; they are delivered again at once",
+        object_schema(released=COUNT),
+        fields=_SOME,
+        method="POST",
+        path=f"{_LEASES_PATH}/release",
+    )
+    async def _release(self, request: OperationRequest) -> Answer:
+        key, name = read_place(request), request.get("group_name", "")
+        ids, total = Fields(request).numbers("msg_ids", MAX_IDS), 0
+
+        def release(tx: Transaction, now: int) -> int:
+            some = ids
+            if some is None:
+                some = [each.msg_id for each in settling.running_leases(tx, *key, name, DEAD_SLICE, now)]
+            return settling.nack(tx, Nack(*key, name, some), now)
+
+        while True:
+            count = await self._broker.write(release, key, even_when_full=True)
+            total += count
+            if ids is not None or count < DEAD_SLICE:
+                return {"released": total}
+
     async def _all(self, rule: Callable[[Transaction, DeadSelection, int], int], request: OperationRequest) -> int:
         ids = Fields(request).numbers("msg_ids", MAX_IDS)
         key = read_place(request)
@@ -276,6 +426,6 @@ class DeadOperations:
                 return total
 
 
-def _dead(message: StoredMessage) -> DeadMessage:
+def _dead(message: StoredMessage, died_at: int) -> DeadMessage:
     payload = message.payload
-    return DeadMessage.of(message, size=len(payload), payload_start=payload[:PAYLOAD_START])
+    return DeadMessage.of(message, died_at=died_at, size=len(payload), payload_start=payload[:PAYLOAD_START])

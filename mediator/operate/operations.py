@@ -68,6 +68,8 @@ INVITATION: Schema = {"type": "string", REDACTED: "operate"}
 GROUP_NAME: Schema = {"type": "string", "description": "A consumer group; the default group if it is absent."}
 PLACE: Mapping[str, Schema] = {"tenant": TENANT, "mail_address": MAIL_ADDRESS}
 """The fields of an operation on one mailbox."""
+ADDRESS_FIELDS = ("mail_address", "to_address")
+"""Fields in which the number of a mailbox may stand in place of its address."""
 LANE: Schema = {"type": "string", "enum": ["critical", "urgent", "normal", "low"]}
 
 
@@ -253,21 +255,24 @@ class Operations:
         """
         if operation.right not in actor.rights:
             raise NotAllowedError(operation.right)
-        named = request.get("mail_address")
+        named = {name: request[name] for name in ADDRESS_FIELDS if isinstance(request.get(name), str)}
+        checked = request
         before = _actor.set(actor)
         try:
             async with asyncio.timeout(operation.within):
                 checked = check_request(operation, request)
-                if isinstance(named, str) and named.startswith(NUMBERED) and self._find_address is not None:
-                    checked["mail_address"] = await self._get_address(checked, named)
+                for name, text in named.items():
+                    if text.startswith(NUMBERED) and self._find_address is not None:
+                        checked[name] = await self._get_address(checked, text)
                 request |= {name: checked[name] for name in request}
                 answer: Answer = _as_seen(await operation.run(checked), operation.answer)
                 return answer
-        except NoSuchMailboxError:
-            if isinstance(named, str):
-                # The error may know an address that the actor does not.
-                raise NoSuchMailboxError(named[:MAX_ADDRESS]) from None
-            raise
+        except NoSuchMailboxError as error:
+            if not named:
+                raise
+            # The error may know an address that the actor does not.
+            asked = {checked[name]: text for name, text in named.items()}
+            raise NoSuchMailboxError(asked.get(error.address, next(iter(named.values())))[:MAX_ADDRESS]) from None
         finally:
             _actor.reset(before)
 

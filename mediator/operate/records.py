@@ -417,6 +417,17 @@ class FrequentName(Record):
     messages: int
 
 
+@dataclass(frozen=True, slots=True)
+class LeaseView(Record):
+    """A message that is in the hands of a worker, or was given back with a delay."""
+
+    msg_id: Annotated[int, Column("message")]
+    lane: Lane
+    until: Annotated[Time, Column("lease ends")]
+    deliveries: int
+    delayed: Annotated[bool, Column("given back"), described("Whether a worker gave it back with a delay.")]
+
+
 PAYLOAD_START: Final = 200
 
 
@@ -428,6 +439,7 @@ class DeadMessage(Record):
     lane: Lane
     created_at: Annotated[Time, Column("received")]
     deliveries: int
+    died_at: Annotated[Time, described("When its last lease ended without an ACK.")]
     size: Bytes
     payload_start: Annotated[
         bytes, described(f"The first {PAYLOAD_START} bytes in base64."), PAYLOAD, Column("payload", kind=Kind.CODE)

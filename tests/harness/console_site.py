@@ -92,7 +92,7 @@ async def console_site(
             access=access,
             console=Console(inner.operations, access),
         )
-        host.operations.add_methods(MailboxOperations(inner.broker))
+        host.operations.add_methods(MailboxOperations(inner.broker, directory.names))
         host.operations.add_methods(MessageOperations(inner.broker))
         host.operations.add_methods(DeadOperations(inner.broker))
         host.operations.add_methods(ServiceOperations(inner.broker, settings, directory, health, "", 0, ()))

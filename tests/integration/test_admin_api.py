@@ -157,6 +157,99 @@ async def test_a_mailbox_is_changed_by_its_number(admin: Admin) -> None:
     assert [one["fields"]["mail_address"] for one in reversed(entries)][:2] == [redact("box"), path.rpartition("/")[2]]
 
 
+async def test_a_mailbox_is_created_and_its_token_shown_once(admin: Admin) -> None:
+    body = {"name": "orders", "retention": "until_ack", "ttl_seconds": 3600, "tags": ["eu"], "ack_wait_ms": 30_000}
+    made = await admin.done("POST", "/mailboxes", body)
+    assert (made["mail_address"], len(made["token"])) == ("orders", 48)
+    view = await admin.done("GET", f"/mailboxes/id:{made['number']}")
+    assert (view["retention"], view["tags"], view["ack_wait_ms"]) == ("until_ack", ["eu"], 30_000)
+    assert round(view["expire_at"] - view["created_at"]) == 3600
+    for wrong, code in (
+        (body, "mailbox_exists"),
+        ({"name": "orders", "public": True}, "mailbox_exists"),
+        ({"name": "public"}, "bad_request"),
+        ({"name": "Orders"}, "bad_request"),
+        ({"ack_wait_ms": 1}, "bad_request"),
+        ({"tags": ["a,b"] * 65}, "bad_request"),
+        ({"tenant": "nobody", "name": "box"}, "bad_request"),
+    ):
+        assert (await admin.call("POST", "/mailboxes", wrong)).json["code"] == code, wrong
+    own = await admin.done("POST", "/mailboxes", {}, "operate")
+    whole = (await admin.done("GET", f"/mailboxes/id:{own['number']}"))["mail_address"]
+    assert own["mail_address"] == redact(whole)
+    assert made["token"] not in str((await admin.done("GET", "/audit?operation=mailbox-create"))["entries"])
+
+
+@pytest.mark.rule("A7")
+async def test_who_reads_no_payload_moves_none_to_where_it_could(admin: Admin) -> None:
+    await admin.app.done("MAILBOX.CREATE", {"name": "secret"})
+    await admin.app.done("MSG.SEND.secret", {"payload": PAYLOAD.decode()})
+    await admin.done("POST", "/mailboxes", {"name": "mine"}, "operate")
+    body = {"to_address": "mine", "msg_ids": [0]}
+    for way in ("move", "copy"):
+        for role in ("read", "operate", "read-payload"):
+            refused = await admin.call("POST", f"/mailboxes/secret/messages/{way}", body, role)
+            assert (refused.status, refused.json["code"]) == (403, "not_allowed"), f"{role}: {way}"
+    assert not (await admin.done("GET", "/mailboxes/mine/messages"))["messages"]
+    assert await admin.done("POST", "/mailboxes/secret/messages/copy", body) == {"copied": 1, "stopped": ""}
+    assert await admin.done("POST", "/mailboxes/secret/messages/move", body) == {"moved": 1, "stopped": ""}
+    entries = (await admin.done("GET", "/audit?operation=message-move"))["entries"]
+    assert [each["result"] for each in entries] == ["ok", *["not_allowed"] * 3]
+    assert {each["fields"]["to_address"] for each in entries} == {redact("mine")}
+
+
+@pytest.mark.rule("A6", "A7")
+async def test_messages_leave_no_tenant_and_errors_name_no_address(admin: Admin) -> None:
+    await admin.app.done("MAILBOX.CREATE", {"name": "box"})
+    await admin.done("POST", "/tenants", {"tenant": "acme"})
+    theirs = await admin.done("POST", "/mailboxes", {"tenant": "acme", "name": "theirs"})
+    for target in (f"id:{theirs['number']}", "theirs"):
+        refused = await admin.call("POST", "/mailboxes/box/messages/move", {"to_address": target, "msg_ids": [0]})
+        assert refused.json["error"] == f"mailbox {target} does not exist"
+    other = await admin.done("POST", "/mailboxes", {"name": "other"})
+    numbered = {"to_address": f"id:{other['number']}", "msg_ids": [0]}
+    assert await admin.done("POST", "/mailboxes/box/messages/move", numbered) == {"moved": 0, "stopped": ""}
+
+
+async def test_leases_are_given_back_and_dead_mail_is_sent_again(admin: Admin) -> None:
+    await admin.app.done("MAILBOX.CREATE", {"name": "box"})
+    for text in ("one", "two"):
+        await admin.done("POST", "/mailboxes/box/messages", {"payload": text})
+    work = {"group_name": "g", "deliver": "earliest", "config": {"ack_wait_ms": 60_000, "max_deliver": 2}}
+    for delivered, some in (([0, 1], {"msg_ids": [0]}), ([0], {})):
+        found = (await admin.app.done("MSG.FETCH.box", work))["messages"]
+        assert [each["msg_id"] for each in found] == delivered
+        held = await admin.done("GET", "/mailboxes/box/leases?group_name=g", role="read")
+        assert [each["msg_id"] for each in held["leases"]] == [0, 1]
+        released = await admin.done("POST", "/mailboxes/box/leases/release", {"group_name": "g", **some}, "operate")
+        assert released == {"released": len(some.get("msg_ids", "ab"))}
+    dead = await admin.done("GET", "/mailboxes/box/dead?group_name=g", role="read")
+    assert [(each["msg_id"], each["deliveries"]) for each in dead["messages"]] == [(0, 2)]
+    assert dead["max_deliver"] == 2
+    assert "payload_start" not in dead["messages"][0]
+    resent = await admin.done(
+        "POST", "/mailboxes/box/dead/0/resend", {"group_name": "g", "payload": "one, mended"}, "operate"
+    )
+    assert resent == {"msg_id": 2}
+    shown = await admin.done("GET", "/mailboxes/box/messages/2")
+    assert base64.b64decode(shown["payload"]) == b"one, mended"
+    gone = await admin.call("POST", "/mailboxes/box/dead/0/resend", {"group_name": "g"}, "operate")
+    assert gone.json["code"] == "message_not_found"
+    assert "mended" not in str((await admin.done("GET", "/audit"))["entries"])
+
+
+async def test_a_mailbox_is_purged_of_some_or_all(admin: Admin) -> None:
+    await admin.app.done("MAILBOX.CREATE", {"name": "box"})
+    for delay in (None, None, None, 60):
+        await admin.done("POST", "/mailboxes/box/messages", {"payload": "x", "delay": delay})
+    path = "/mailboxes/box/purge"
+    assert (await admin.done("POST", path, {"msg_ids": [0, 9]}, "operate"))["purged"] == 1
+    assert (await admin.done("POST", path, {"msg_ids": []}, "operate"))["purged"] == 0
+    assert (await admin.done("POST", path, {}, "operate"))["purged"] == 3
+    view = await admin.done("GET", "/mailboxes/box")
+    assert (view["messages"], view["delayed"]["messages"]) == (0, 0)
+
+
 async def test_what_operators_change_stands_in_the_audit_log(admin: Admin) -> None:
     await admin.app.done("MAILBOX.CREATE", {"name": "box"})
     await admin.done("POST", "/mailboxes/box/messages", {"payload": "secret", "lane": "urgent"}, "operate")

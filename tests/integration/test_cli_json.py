@@ -59,6 +59,13 @@ nack json.box 0 --group g
 dead list json.box --group g
 mailbox show json.box
 doctor json.box
+dead resend json.box 0 --group g --payload text --lane low
+fetch json.box --group g --ack-wait 1m
+mailbox leases json.box --group g
+mailbox release json.box --group g
+mailbox copy json.box json.work 1
+mailbox move json.box json.work 2
+mailbox purge json.work --yes
 dead redrive json.box 0 --group g
 dead drop json.box --group g
 ack json.box 1 --group g

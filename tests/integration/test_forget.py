@@ -107,7 +107,7 @@ async def act(data_dir: Path, address: str) -> None:
     with closing(SqliteStore(data_dir / DATABASE_FILE)) as store:
         broker = Broker(store, Bounds())
         operations = Operations(AuditLog(broker, "here").record, partial(find_address, broker))
-        operations.add_methods(MailboxOperations(broker))
+        operations.add_methods(MailboxOperations(broker, ["default"]))
         owner = Actor("ada", frozenset(Right), "socket")
         await operations.run(owner, "mailbox-set", {"mail_address": address, "ack_wait_ms": 1000})
         with pytest.raises(BadRequestError):

@@ -226,6 +226,16 @@ class Leases(Table):
         )
         return LiveLeaseCount(*self._session.one(sql, (group.no, int(delayed), now, mailbox.no, now)))
 
+    def running(self, mailbox: Mailbox, group: Group, limit: int, now: int) -> list[Lease]:
+        """Return leases that run, or wait for their delay, of messages that are there, in order of msg_id."""
+        self._session.flush()
+        sql = (
+            f"{_LEASE} WHERE group_no = ? AND dead = 0 AND until > ? AND EXISTS (SELECT 1 FROM message WHERE"
+            " mailbox_no = ? AND message.msg_id = lease.msg_id AND (expire_at IS NULL OR expire_at > ?))"
+            " ORDER BY msg_id LIMIT ?"
+        )
+        return [_lease(row) for row in self._execute(sql, (group.no, now, mailbox.no, now, limit))]
+
     def end_gone(self, mailbox: Mailbox, group: Group, now: int, *, delayed: bool = False) -> None:
         """End the leases of messages that :meth:`living` did not find."""
         self._session.flush()

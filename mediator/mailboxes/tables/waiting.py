@@ -8,7 +8,7 @@ from mediator.mailboxes.bounds import MAX_DEDUP_IDS
 from mediator.mailboxes.events import Event, EventType
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.mailbox import Mailbox
-from mediator.mailboxes.message import HIDDEN_ID, Delayed, DelayedRow, Expired, Message, OutboxKey, Usage
+from mediator.mailboxes.message import HIDDEN_ID, Delayed, DelayedRow, Expired, Handle, Message, OutboxKey, Usage
 from mediator.mailboxes.session import Session, Table
 from mediator.mailboxes.tables.mailboxes import Mailboxes
 
@@ -83,10 +83,17 @@ class Delays(Table):
 
     def drop_volatile(self, instance: str, limit: int) -> list[Expired]:
         """Remove, unread, what the next start of a service removes, and return what it was (E5)."""
+        return self._drop("volatile = ?", instance, limit)
+
+    def drop(self, mailbox: Mailbox, limit: int) -> list[Handle]:
+        """Remove, unread, what waits for one mailbox, and return what it was."""
+        return [each.handle for each in self._drop("mailbox_no = ?", mailbox.no, limit)]
+
+    def _drop(self, condition: str, parameter: str | int, limit: int) -> list[Expired]:
         gone = self._execute(
-            "DELETE FROM delayed WHERE seq IN (SELECT seq FROM delayed WHERE volatile = ? LIMIT ?)"
+            f"DELETE FROM delayed WHERE seq IN (SELECT seq FROM delayed WHERE {condition} LIMIT ?)"
             f" RETURNING {HIDDEN_ID}, lane, size, sent_at, recipient, extra, mailbox_no, archive",
-            (instance, limit),
+            (parameter, limit),
         )
         self._count_copies(-sum(row[7] for row in gone))
         return [Expired(row[6], rows.handle(row)) for row in gone]
