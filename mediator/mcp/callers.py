@@ -68,7 +68,7 @@ class Callers:
         ``mailbox`` is the own mailbox of each; it is made when it is not there yet.
         """
         self._login_of = login_of
-        self._mailbox = mailbox
+        self.mailbox = mailbox
         self._callers: dict[str, Caller] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._stack = AsyncExitStack()
@@ -92,8 +92,8 @@ class Callers:
                     login = await self._login_of(tenant)
                     client = await stack.enter_async_context(_client(login))
                     caller = Caller(client, login)
-                    if self._mailbox:
-                        await caller.have_mailbox(self._mailbox)
+                    if self.mailbox:
+                        await caller.have_mailbox(self.mailbox)
                     self._stack.push_async_exit(stack.pop_all())
                 self._callers[tenant] = caller
             return self._callers[tenant]
@@ -103,8 +103,8 @@ class Callers:
         identity = CallerIdentity(reachable=False)
         if tenant := tenant_of(request):
             identity["tenant"] = tenant
-        if self._mailbox:
-            identity["mailbox"] = self._mailbox
+        if self.mailbox:
+            identity["mailbox"] = self.mailbox
         try:
             caller = await self.of(request)
             identity["server"] = caller.login.shown
@@ -121,7 +121,12 @@ class Callers:
 
 
 Request = Context[Callers, Any]
-"""A call of a tool."""
+"""A call of a tool, or the reading of a resource."""
+
+
+async def caller_of(request: Request) -> Caller:
+    """Return who calls, connected."""
+    return await request.request_context.lifespan_context.of(request)
 
 
 def _client(login: Login) -> Client:

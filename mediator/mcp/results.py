@@ -48,7 +48,8 @@ class ReceivedMessage(TypedDict):
         Annotated[
             int,
             Field(
-                description="Of the whole payload: this is a part of it, query with msg_id and offset shows the rest."
+                description="Of the whole payload: this is a part of it, mediator_query with msg_id and offset shows "
+                "the rest."
             ),
         ]
     ]

@@ -15,10 +15,12 @@ import pytest
 from mcp import Client
 from mcp.client.stdio import StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolResult
 
 from mediator.mcp.http import MAX_BODY
 from mediator.mcp.results import MAX_CHARACTERS
+from mediator.mcp.tools import PREFIX
 from tests.harness.app import ADA, BOB
 from tests.harness.service import Service, Services, spawn
 from tests.harness.waiting import PATIENCE, block_until
@@ -41,7 +43,7 @@ class Tools:
         self.client = client
 
     async def call(self, name: str, /, **arguments: Any) -> CallToolResult:
-        return await self.client.call_tool(name, arguments)
+        return await self.client.call_tool(PREFIX + name, arguments)
 
     async def use(self, name: str, /, **arguments: Any) -> Any:
         """Call a tool that must succeed."""
@@ -55,6 +57,12 @@ class Tools:
         result = await self.call(name, **arguments)
         assert result.is_error
         return str(result.content[0].text)
+
+
+async def read(tools: Tools, uri: str) -> list[dict[str, Any]]:
+    """Read the messages of a resource."""
+    [content] = (await tools.client.read_resource(uri)).contents
+    return list(json.loads(content.text)["messages"])
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +169,46 @@ async def test_errors_say_what_is_wrong(url: str) -> None:
         assert "bad_request: payload" in await tools.refused("send", address="a.b", payload="?", encoding="base64")
 
 
+async def test_an_unknown_argument_is_named_and_nothing_is_done(url: str) -> None:
+    async with over_http(url, BOB) as tools:
+        box = (await tools.use("create_mailbox"))["address"]
+        assert "prioritiy" in await tools.refused("send", address=box, payload="x", prioritiy="urgent")
+        assert "mailbox" in await tools.refused("who_am_i", mailbox=box)
+        assert (await tools.use("query", address=box))["messages"] == []
+
+
+async def test_mailboxes_are_resources(guarded: Service) -> None:
+    login = ("--server", guarded.nats_url, "--user", "ada", "--password", "pw-ada", "--mailbox", "ada.resources")
+    async with stdio(*login) as tools:
+        [own] = (await tools.client.list_resources()).resources
+        assert (str(own.uri), own.mime_type) == ("mailbox://ada.resources", "application/json")
+        templates = (await tools.client.list_resource_templates()).resource_templates
+        assert [each.uri_template for each in templates] == ["mailbox://{address}", "mailbox://{address}/{msg_id}"]
+        for text in ("one", "two"):
+            await tools.use("send", address="ada.resources", payload=text)
+        assert [message["payload"] for message in await read(tools, "mailbox://ada.resources")] == ["one", "two"]
+        assert [message["payload"] for message in await read(tools, "mailbox://ada.resources/0")] == ["one"]
+        # Reading marks nothing.
+        assert len((await tools.use("fetch"))["messages"]) == 2
+        for uri, said in {
+            "mailbox://not.there": "mailbox_not_found: mailbox not.there does not exist",
+            "mailbox://ada.resources/7": "message_not_found: message not found",
+            "mailbox://Not An Address": "bad_request: mail_address",
+        }.items():
+            with pytest.raises(MCPError, match=re.escape(said)):
+                await read(tools, uri)
+
+
+async def test_a_tenant_reads_no_resource_of_another(url: str) -> None:
+    async with over_http(url, ADA) as ada, over_http(url, BOB) as bob:
+        await ada.use("create_mailbox", address="private.notes")
+        await ada.use("send", address="private.notes", payload="secret")
+        assert [message["payload"] for message in await read(ada, "mailbox://private.notes")] == ["secret"]
+        with pytest.raises(MCPError, match="mailbox_not_found"):
+            await read(bob, "mailbox://private.notes")
+        assert (await bob.client.list_resources()).resources == []
+
+
 @pytest.mark.rule("N4")
 async def test_numbers_may_be_text_or_whole_floats(url: str) -> None:
     async with over_http(url, BOB) as tools:
@@ -176,7 +224,7 @@ async def test_numbers_may_be_text_or_whole_floats(url: str) -> None:
 
 async def test_tools_say_what_they_change(url: str) -> None:
     async with over_http(url, BOB) as tools:
-        listed = {tool.name: tool for tool in (await tools.client.list_tools()).tools}
+        listed = {tool.name.removeprefix(PREFIX): tool for tool in (await tools.client.list_tools()).tools}
     assert set(listed) == {
         "create_mailbox", "send", "fetch", "ack", "query", "delete", "register", "discover", "who_am_i"
     }  # fmt: skip
@@ -184,8 +232,10 @@ async def test_tools_say_what_they_change(url: str) -> None:
     assert {name for name, hint in hints.items() if hint.read_only_hint} == {"query", "discover", "who_am_i"}
     assert {name for name, hint in hints.items() if hint.destructive_hint} == {"ack", "delete", "register"}
     for tool in listed.values():
+        assert tool.name.startswith(PREFIX)
         assert tool.description
         assert tool.output_schema
+        assert tool.input_schema["additionalProperties"] is False
 
 
 @pytest.mark.rule("N11")
@@ -206,7 +256,7 @@ async def test_null_is_absent_in_every_optional_argument(url: str) -> None:
     }  # fmt: skip
     async with over_http(url, BOB) as tools:
         await tools.use("create_mailbox", address="null.box")
-        listed = {tool.name: tool.input_schema for tool in (await tools.client.list_tools()).tools}
+        listed = {tool.name.removeprefix(PREFIX): tool.input_schema for tool in (await tools.client.list_tools()).tools}
         for name, arguments in required.items():
             optional = set(listed[name]["properties"]) - set(listed[name].get("required", ())) - set(arguments)
             assert optional, name
@@ -276,7 +326,7 @@ async def test_results_are_bounded_and_lose_nothing(url: str) -> None:
 
 
 async def test_a_caller_without_a_token_is_refused(url: str) -> None:
-    call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "who_am_i", "arguments": {}}}
+    call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": PREFIX + "who_am_i", "arguments": {}}}
     good = {"Authorization": f"Bearer {ADA}", "Accept": "application/json, text/event-stream"}
     async with aiohttp.ClientSession() as http:
         for headers in ({}, {"Authorization": "Bearer " + "x" * 20}, {"Authorization": ADA}):
