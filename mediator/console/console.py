@@ -4,11 +4,12 @@ import asyncio
 import hashlib
 import json
 import string
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote, unquote
+from urllib.parse import parse_qsl, quote, unquote
 
 from aiohttp import hdrs, web
 from jinja2 import BaseLoader, Environment, FileSystemLoader, PrefixLoader, StrictUndefined
@@ -17,11 +18,11 @@ from multidict import MultiMapping
 from mediator import __version__
 from mediator.console.pages import Page, Shown, Visit
 from mediator.console.streams import Streams
-from mediator.console.tables import FILTERS, HOME, Table
+from mediator.console.tables import FILTERS, HOME, MAX_ROWS, Table
 from mediator.errors import BadRequestError, MediatorError, NotAllowedError, SetupError
 from mediator.http.app import CODES, extend_time_limit, read_post, wants_html
 from mediator.operate.access import HTML_HEADERS, Access, keep_private
-from mediator.operate.operations import Actor, Operation, Operations, Schema
+from mediator.operate.operations import Actor, Answer, Operation, Operations, Schema
 
 FOLDER: Final = Path(__file__).with_name("static")
 ROUTE: Final = "/console/static/"
@@ -32,6 +33,8 @@ GROUPS: Final = ("Mail", "Agents", "Wallets")
 SERVICE: Final = "Service"
 GRACE: Final = 5.0
 """Seconds beyond an operation's own limit, for its form and what leads back."""
+CHOSEN: Final = "chosen"
+"""The field of a form that has the fields of an operation for each selected row."""
 _NOTICE: Final = "mediator_notice"
 """The cookie that tells the next page, once, what a form did."""
 _NOTICE_SECONDS: Final = 60
@@ -94,7 +97,8 @@ def _types(schema: Schema) -> Sequence[str]:
 def _read(name: str, text: str, schema: Schema) -> Any:
     types = _types(schema)
     if "string" in types:
-        return text
+        # Browsers send the lines of a text area as mail has them.
+        return text.replace("\r\n", "\n")
     if "boolean" in types:
         return text in _TRUE
     try:
@@ -221,7 +225,7 @@ class Console:
             else:
                 # It is refused, and audited with what it names.
                 fields = {name: str(form[name]) for name in operation.fields if name in form}
-            answer = await visit.run(operation.name, **fields)
+            answer = await _run_for_each(visit, operation, form, fields)
         except (MediatorError, TimeoutError, web.HTTPException) as error:
             if "back" not in form:
                 return await self._refused(visit, error)
@@ -243,6 +247,34 @@ class Console:
 
     async def _close(self, _app: web.Application) -> None:
         self._renderer.shutdown(wait=False, cancel_futures=True)
+
+
+async def _run_for_each(
+    visit: Visit, operation: Operation, form: MultiMapping[str], fields: Mapping[str, Any]
+) -> Answer:
+    """Run an operation, or run it for each row that was selected where a table says so; see the macro ``selected``.
+
+    What is done for many answers how many, and why the first of the others was not.
+    """
+    if CHOSEN not in form:
+        return await visit.run(operation.name, **fields)
+    chosen = [each for each in form.getall(CHOSEN) if each]
+    if not chosen or len(chosen) > MAX_ROWS:
+        raise BadRequestError(CHOSEN, "select rows of the table first" if not chosen else f"select at most {MAX_ROWS}")
+    done, failed = 0, ""
+    end = time.monotonic() + operation.within
+    for each in chosen:
+        try:
+            await visit.run(operation.name, **fields, **dict(parse_qsl(each)))
+            done += 1
+        except NotAllowedError:
+            raise
+        except (MediatorError, TimeoutError) as error:
+            failed = failed or f" Not done: {_told(error)[1]}."
+        if time.monotonic() > end:
+            failed = failed or " Time was over: repeat it for the rest."
+            break
+    return {"count": done, "selected": len(chosen), "failed": failed}
 
 
 def _by_origin(page: tuple[str, Page]) -> bool:

@@ -33,7 +33,6 @@ from mediator.operate.operations import (
     limit,
     many,
     object_schema,
-    once,
     operation,
     or_null,
     read_numbered,
@@ -111,10 +110,11 @@ class MailboxOperations:
         Right.OPERATE,
         "Create a mailbox",
         object_schema(
+            tenant=TEXT,
             mail_address=ADDRESS,
             number=COUNT,
             send_address=ADDRESS,
-            token=once(about(TEXT, "Its token, which first-edition clients need to change its description.")),
+            token=about(TEXT, "What clients need to change its description; in no other answer."),
         ),
         fields={
             "tenant": TENANT,
@@ -157,6 +157,7 @@ class MailboxOperations:
             raise MailboxExistsError(request["name"])
         mailbox = made.mailbox
         return {
+            "tenant": tenant,
             "mail_address": mailbox.address,
             "number": mailbox.no,
             "send_address": made.send_only,

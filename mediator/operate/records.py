@@ -314,9 +314,9 @@ class GroupView(Record):
     """Delivered without a lease and not acknowledged: each FETCH returns them again."""
     exact: bool
     """Whether ``waiting`` and ``open`` are exact; otherwise they are upper bounds."""
-    leased: int
+    leased: Annotated[int, Column(link="/mailboxes/{tenant}/{mail_address}/leases/{name}")]
     """In the hands of workers now."""
-    delayed: int
+    delayed: Annotated[int, Column(link="/mailboxes/{tenant}/{mail_address}/leases/{name}")]
     """Given back with a delay that is not over."""
     due: Annotated[int, Column("to redeliver")]
     """Leased once, and to be delivered again."""
@@ -435,7 +435,14 @@ PAYLOAD_START: Final = 200
 class DeadMessage(Record):
     """A message that was delivered as often as it may be."""
 
-    msg_id: Annotated[int, Column("message")]
+    msg_id: Annotated[
+        int,
+        Column(
+            "message",
+            link="/mailboxes/{tenant}/{mail_address}/messages/{msg_id}?dead_for={group}",
+            link_right=Right.READ_PAYLOAD,
+        ),
+    ]
     lane: Lane
     created_at: Annotated[Time, Column("received")]
     deliveries: int

@@ -371,7 +371,7 @@ async def events(response: Any) -> AsyncIterator[bytes]:
 
 
 async def test_a_page_follows_a_mailbox(site: ConsoleSite, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mediator.console.core_pages.FOLLOW_SECONDS", 0.0)
+    monkeypatch.setattr("mediator.console.mailbox_pages.FOLLOW_SECONDS", 0.0)
     await site.core.create()
     await site.core.send(b"before")
     response = await site.get(f"{BOX}/live?after=0")
@@ -415,7 +415,7 @@ async def test_live_pages_end_with_the_session(site: ConsoleSite) -> None:
 async def test_live_pages_end_with_the_right(
     site: ConsoleSite, roles: list[str] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mediator.console.core_pages.FOLLOW_SECONDS", 0.0)
+    monkeypatch.setattr("mediator.console.mailbox_pages.FOLLOW_SECONDS", 0.0)
     await site.core.create()
     site.role = "read"
     live = await site.get(f"{BOX}/live?after=0")

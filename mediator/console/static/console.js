@@ -42,9 +42,16 @@ function follow(state) {
   look();
 }
 
-// A hidden page does not ask for its parts again, nor for one in which somebody fills in a field.
+// A hidden page does not ask for its parts again, nor for one in which somebody fills in a field or selects rows.
 document.addEventListener("htmx:beforeRequest", (event) => {
-  if (document.hidden || event.target.matches("[hx-trigger^=every]:has(input:focus)")) event.preventDefault();
+  const busy = "[hx-trigger^=every]:has(input:focus, tbody input:checked, details.confirm[open])";
+  if (document.hidden || event.target.matches(busy)) event.preventDefault();
+});
+
+// The box in the head of a table selects all its rows.
+document.addEventListener("change", ({target}) => {
+  if (!target.matches("[data-all]")) return;
+  for (const box of target.closest("table").querySelectorAll("tbody [type=checkbox]")) box.checked = target.checked;
 });
 
 // The samples of the last hour, [[at, …], [value, …], …] by the names of a plot's data-series.
