@@ -66,7 +66,7 @@ def main() -> int:
     if options.write:
         if not options.claims:
             pages.write(pages.HEADLINES, f"{pages.table(shown)}\n\n{origin}")
-            pages.write(pages.SUMMARY, f"{pages.table(pages.summary(shown))}\n\n{origin}")
+            pages.write(pages.SUMMARY, f"{pages.table(pages.summary(shown), pages.SUMMARY_COLUMNS)}\n\n{origin}")
         for claim, found in rows.items():
             pages.write(claim, f"{pages.table(found)}\n\n{origin}")
     return 1 if any(row.met is False for found in rows.values() for row in found) else 0

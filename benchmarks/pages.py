@@ -13,7 +13,7 @@ SCALE = ROOT / "docs" / "scale.md"
 HEADLINES = "headlines"
 """Name of the table that opens the page of results: the rows to look at first."""
 SUMMARY = "summary"
-"""Name of README's table: a few of the headlines, met or not."""
+"""Name of README's table: a few of the headlines, without what they were aimed at and how far rounds differed."""
 OF_SUMMARY = (
     "SEND, 100 in flight / ",
     "FETCH 100 + ACK each / JetStream, each answered",
@@ -25,12 +25,16 @@ OF_SUMMARY = (
 MET = {True: "yes", False: "NO", None: "-"}
 
 
-def table(rows: Iterable[ResultRow]) -> str:
-    """Return the rows as a table in Markdown."""
-    lines = ["| claim | ours | peer | ratio | spread | aimed at | met |", "|---|---|---|---|---|---|---|"]
+COLUMNS = ("claim", "ours", "peer", "ratio", "spread", "aimed at", "met")
+SUMMARY_COLUMNS = 4
+
+
+def table(rows: Iterable[ResultRow], columns: int = len(COLUMNS)) -> str:
+    """Return the first columns of the rows as a table in Markdown."""
+    lines = [f"| {' | '.join(COLUMNS[:columns])} |", "|---" * columns + "|"]
     for row in rows:
         cells = (row.claim, row.ours, row.peer, row.ratio, _spread(row.spread), row.limit, MET[row.met])
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(f"| {' | '.join(cells[:columns])} |")
     return "\n".join(lines)
 
 

@@ -9,7 +9,7 @@ project = "mediator"
 copyright = "the authors of agent-mediator, Apache-2.0"
 release = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
 
-extensions = ["myst_parser"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
 # The source folder is the root of the repository, so links such as ../SECURITY.md mean the same on the site.
 root_doc = "docs/index"
 include_patterns = [
@@ -18,7 +18,15 @@ include_patterns = [
 exclude_patterns = [".venv*", "**/node_modules", "build", "dist", "tests", "benchmarks", "mediator-data"]
 # Anchors of headings are those of GitHub, down to the depth that pages link to.
 myst_heading_anchors = 4
+myst_enable_extensions = ["colon_fence"]
 nitpicky = True
+# The reference of the client names types of Python and of modules that have no page.
+nitpick_ignore_regex = [(r"py:.*", r".*")]
+autodoc_typehints = "description"
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+# Prompts, and what a command prints, are not copied.
+copybutton_prompt_text = "$ "
 
 html_theme = "furo"
 html_title = f"mediator {release}"

@@ -18,6 +18,7 @@ ELSEWHERE = {
     "cluster.md": "needs a cluster; tests/slow/spark runs jobs on one of this machine",
     "didcomm.md": "tests/acceptance/didcomm and the guide for wallets",
     "editions.md": "tests/acceptance/editions, by clients of each edition",
+    "index.md": "the blocks are README's, which tests/slow/test_readme.py runs",
     "high-availability.md": "needs machines; tests/slow/ha kills each kind of them",
     "operations.md": "needs root; the guides run the same on a folder",
     "pipeline.md": "needs a Java; tests/slow/spark",
