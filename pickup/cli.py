@@ -316,7 +316,7 @@ def attempt(
         typer.Argument(
             metavar="INVITATION",
             help="Link of an invitation, v1 or v2, long or short, or a mediator's DID. Without it, the service of this "
-            "machine is asked for one.",
+            "machine tries its own public URL, and removes what it made for it.",
         ),
     ] = None,
     v2: Annotated[bool, typer.Option("--v2/--v1", help="Use an invitation for DIDComm v2, or for v1 (Aries).")] = False,
@@ -325,21 +325,27 @@ def attempt(
 ) -> None:
     """Try a mediator as a wallet would: connect, get mediation, register a key, send oneself a message and pick it up.
 
-    The keys are made for this and forgotten; the mediator keeps the connection, without keys or mail.
+    The keys are made for this and forgotten. The mediator of an invitation keeps the connection, without keys or mail.
     """
-    if invitation is None:
-        made = options.ask("invite", tenant="default", label="", ttl_ms=None, uses=1)
-        invitation = str(made["v2_url" if v2 else "v1_url"])
-    from pickup.client import ClientError
-    from pickup.client.sender import attempt as try_out
-
     steps = _Steps(quiet=options.as_json)
-    try:
-        asyncio.run(try_out(invitation, steps.done))
-    except ClientError as error:
-        raise CommandError(str(error), steps=steps.taken) from error
+    if invitation is None:
+        tried = options.ask("didcomm-try", tenant="default", didcomm="v2" if v2 else "v1")
+        for step in tried["steps"]:
+            steps.tell(step["step"], step["what"], step["ms"])
+        if not tried["ok"]:
+            raise CommandError(f"{tried['summary']} {tried['advice']}".rstrip(), steps=steps.taken)
+    else:
+        from pickup.client import ClientError
+        from pickup.client.sender import attempt as try_out
+
+        try:
+            asyncio.run(try_out(invitation, steps.done))
+        except ClientError as error:
+            raise CommandError(str(error), steps=steps.taken) from error
     if options.as_json:
         output.print_json({"steps": steps.taken})
+    else:
+        output.print_line("It works: wallets can use this mediator.")
 
 
 class _Steps:
@@ -351,12 +357,16 @@ class _Steps:
         self.taken: list[dict[str, Any]] = []
 
     def done(self, step: str, what: str) -> None:
+        """Tell of a step that has just ended."""
         now = time.perf_counter()
-        milliseconds = (now - self._last) * 1000
+        self.tell(step, what, round((now - self._last) * 1000, 3))
+        self._last = now
+
+    def tell(self, step: str, what: str, milliseconds: float) -> None:
+        """Tell of a step that took so long."""
         if not self._quiet:
             output.print_line(f"{step:<{WIDTH}} {what}  ({milliseconds:.0f} ms)")
-        self._last = now
-        self.taken.append({"step": step, "what": what, "ms": round(milliseconds, 3)})
+        self.taken.append({"step": step, "what": what, "ms": milliseconds})
 
 
 for _name, _group in (

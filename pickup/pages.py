@@ -22,7 +22,6 @@ from pickup.dids.identities import OwnIdentities
 from pickup.dids.own_dids import OWN_PATH_TENANT
 from pickup.invitations import (
     PARAMETERS,
-    SHORT_ID,
     SHORT_V2,
     InvitationForms,
     InvitationService,
@@ -46,6 +45,11 @@ img { display: block; height: auto; max-width: 100%; }
 .short { width: 14rem; }
 .long { width: 28rem; }
 .plain { white-space: pre-wrap; }
+/* Whoever reads this on a phone has the wallet there, and cannot scan its own screen. */
+.open { display: none; }
+.open a { display: block; padding: .7rem; border-radius: .3rem; text-align: center; text-decoration: none;
+  color: var(--ground); background: var(--link); }
+@media (pointer: coarse) { .open { display: block; } }
 pre { overflow-x: auto; }
 a, code { overflow-wrap: anywhere; }
 a { color: var(--link); }
@@ -211,6 +215,8 @@ class DidPages:
         return web.json_response(told, headers=_FIVE_MINUTES)
 
 
+WALLET_SCHEME = "didcomm://invite"
+"""What wallets on phones open, with the invitation as in the long link."""
 ANY_ORIGIN = "*"
 _PUBLIC = (f"{PATH}/", "/i/")
 """What paths of the door begin with, besides :data:`PATH` itself; the registry and the console are elsewhere."""
@@ -284,10 +290,10 @@ class InvitationPages:
 
     def add_routes(self, app: web.Application) -> None:
         """Serve ``/i/{id}`` and ``/i/?_oobid={id}``, the short links, ``/invite/{id}`` and ``/invite/{id}.png``."""
-        app.router.add_get(rf"/i/{{id:{SHORT_ID}}}", self._short)
+        app.router.add_get("/i/{id}", self._short)
         app.router.add_get("/i/", self._short)
         app.router.add_get(r"/invite/{id:[A-Za-z0-9-]{1,64}}.png", self._image)
-        app.router.add_get(r"/invite/{id:[A-Za-z0-9-]{1,64}}", self._page)
+        app.router.add_get("/invite/{id}", self._page)
 
     async def door(self, request: web.Request) -> web.Response:
         """Answer the long link: the page to a browser, the invitation to others; 404 unless it is one that is open."""
@@ -342,6 +348,7 @@ class InvitationPages:
         content = (
             "<p>Scan the code that your wallet understands, or open its link in the wallet. "
             "Your wallet will then receive its messages through this service.</p>\n"
+            '<p class="open">If nothing opens, copy the link below into your wallet.</p>\n'
             f"<p>{_until(invitation)}{_accepting(self._terms_url)}</p>\n"
             f'<div class="codes">\n{"".join(sections)}</div>\n'
             "<p>Some wallets ask for the mediator's DID. This one is part of the invitation: "
@@ -389,6 +396,7 @@ def _section(number: int, name: str, short: str, code: bytes | None, long: str, 
     """Write one form of the invitation: its short link in front, the long one folded away."""
     return (
         f"<section>\n<h2>{name}</h2>\n"
+        f'<p class="open"><a href="{escape(f"{WALLET_SCHEME}?{urlsplit(long).query}")}">Open in a wallet here</a></p>\n'
         f"{_figure('short', code)}\n{_link(f'short{number}', short, f'the short link for {name}')}\n"
         "<details>\n<summary>My wallet does not open short links</summary>\n"
         f"<p>This is the whole invitation.</p>\n"

@@ -130,15 +130,15 @@ async def attempt(
     the connection, without keys or mail unless it failed.
     """
     async with await Holder.connect(invitation, wallet=wallet, label=TRY_LABEL, seconds=seconds) as holder:
-        done("connected", f"DIDComm {holder.generation}, {holder.link.endpoints[0]}")
+        done("connected", f"by DIDComm {holder.generation} to {holder.link.endpoints[0]}")
         grant = await holder.mediate()
-        done("granted", grant.endpoint)
+        done("granted", f"mediation: others send the wallet's mail to {grant.endpoint}")
         key = await holder.add_key()
-        done("registered", _short(key))
+        done("registered", f"the wallet's key {_short(key)}")
         await _send(holder, grant, key, seconds)
-        done("sent", f'"{TRY_TEXT}", sealed, in a forward to the mediator')
+        done("sent", f'"{TRY_TEXT}", sealed for that key, by another wallet')
         status = await holder.status()
-        done("waiting", f"{status.count} message")
+        done("waiting", f"{status.count} message at the mediator")
         mails = await holder.fetch()
         if not mails:
             raise ClientError("the message did not come back")
@@ -149,9 +149,9 @@ async def attempt(
         status = await holder.received([mail.id for mail in mails])
         if status.count:
             raise ClientError("the message did not leave the queue")
-        done("acknowledged", f"{status.count} left")
+        done("acknowledged", f"{status.count} messages left")
         await holder.remove_key(key)
-        done("removed", _short(key))
+        done("removed", "the wallet's key")
 
 
 async def _send(holder: Holder, grant: Grant, key: str, seconds: float) -> None:

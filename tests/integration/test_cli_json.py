@@ -93,6 +93,7 @@ tenant user remove json-t json-b
 tenant token remove json-t two
 tenant remove json-t --yes
 invite --label words
+try {link}
 invitations list
 invitations remove {invitation}
 try
@@ -211,6 +212,8 @@ def test_every_command_prints_what_the_page_says(mediator: Mediator, external, s
         found = result.json
         assert found.pop("error") == "", line
         check_shape(name_of(line, known), found, page)
+        if line == "invite --label words":
+            values["link"] = found["v1_url"]
         if line == "invitations list":
             values["invitation"] = found["invitations"][-1]["id"]
         if line == "connections list":

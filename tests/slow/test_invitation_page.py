@@ -1,6 +1,7 @@
 """The page of an invitation in a real browser: a phone reads its codes, buttons copy, in light and in dark."""
 
 from collections.abc import AsyncIterator
+from urllib.parse import urlsplit
 
 import pytest
 import zxingcpp
@@ -86,3 +87,18 @@ async def test_its_policy_lets_no_other_script_run(tab: Tab, door: Door) -> None
     await tab.evaluate(INSERTED)
     assert await tab.evaluate("typeof ran") == "undefined"
     assert len([said for said in tab.complaints if "Content Security Policy" in said]) == 2
+
+
+async def test_a_phone_opens_its_own_wallet(tab: Tab, door: Door) -> None:
+    """First comes a link of the wallets' scheme, with the invitation inside; a desktop does not show it."""
+    invites = await door.invite()
+    shown = "[...document.querySelectorAll('.open a')].filter(link => link.offsetParent).map(link => link.href)"
+    await tab.show(invites.v1_short)
+    assert await tab.evaluate(shown) == []
+    await tab.call("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=2, mobile=True)
+    await tab.call("Emulation.setTouchEmulationEnabled", enabled=True)
+    await tab.show(invites.v1_short)
+    assert await tab.evaluate(shown) == [f"didcomm://invite?{urlsplit(url).query}" for url in (invites.v1, invites.v2)]
+    above = "document.querySelector('.open a').offsetTop < document.querySelector('img').offsetTop"
+    assert await tab.evaluate(above)
+    assert tab.complaints == []

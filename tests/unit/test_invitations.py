@@ -405,8 +405,9 @@ async def invited(door: Setup, **options: Any) -> tuple[Invitation, InvitationFo
 
 
 def links(written: InvitationForms) -> list[str]:
-    """Return the links on a page, in order."""
-    return [written.v1_short_url, written.v1_url, written.v2_short_url, written.v2_url]
+    """Return the links on a page, in order: of each form the one that opens a wallet on the phone, and two to scan."""
+    forms = ((written.v1_short_url, written.v1_url), (written.v2_short_url, written.v2_url))
+    return [link for short, long in forms for link in (f"didcomm://invite?{urlsplit(long).query}", short, long)]
 
 
 async def test_the_page_shows_codes_links_label_and_expiry(door: Setup, browser: TestClient[Any, Any]) -> None:
@@ -416,7 +417,7 @@ async def test_the_page_shows_codes_links_label_and_expiry(door: Setup, browser:
     assert "b" not in [tag for tag, _ in page.tags]
     assert page.links == links(written)
     codes = [base64.b64decode(image["src"].removeprefix("data:image/png;base64,")) for image in page.images]
-    assert [scanned(code) for code in codes] == page.links
+    assert [scanned(code) for code in codes] == [link for link in page.links if link.startswith("http")]
     assert all(image["alt"] for image in page.images)
     assert page.fetched == []
     assert written.v2["from"] in page.text
@@ -470,6 +471,9 @@ async def test_the_link_itself_shows_the_page_in_a_browser(door: Setup, browser:
     "path",
     [
         "/invite/nobody",
+        "/invite/no%20body%22",
+        "/i/too-short",
+        "/i/AAAAAAAAAAAAAAAAAAAAAA%3C",
         "/invite/nobody.png",
         "/i/",
         "/i/AAAAAAAAAAAAAAAAAAAAAA",
