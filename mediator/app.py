@@ -11,7 +11,7 @@ import gc
 import hashlib
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,6 +24,7 @@ from mediator.cleanup.collector import remove_mail_kept_until_start
 from mediator.console.console import Console
 from mediator.console.core_pages import add_core_pages
 from mediator.errors import MediatorError
+from mediator.gateway.clients import ClientOperations
 from mediator.gateway.opening import open_gateway, open_short_way, public_url, verbs_for_gateway
 from mediator.host import Host
 from mediator.http.app import build_app
@@ -200,8 +201,11 @@ async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
         stack.push_async_callback(health.close)
         # Keeps the metric mediator_ready current where nothing calls /readyz.
         scheduler.add_job(partial(_probe, health), HEALTH_SECONDS, "health checks")
-        forgetting = Forgetting(broker, steps, [part.forget_address for part in parts])
-        sign_in = await stack.enter_async_context(_serve_operators(host, health, nats_url, forgetting))
+        others = (
+            ForgetOperations(Forgetting(broker, steps, [part.forget_address for part in parts])),
+            ClientOperations(broker, gateway, door.recent),
+        )
+        sign_in = await stack.enter_async_context(_serve_operators(host, health, nats_url, others))
         await http.start(host.app)
         # Registered a second time, so that it stops before what its requests need.
         stack.push_async_callback(http.stop)
@@ -328,8 +332,13 @@ def _count_by_tenant(host: Host) -> None:
 
 
 @asynccontextmanager
-async def _serve_operators(host: Host, health: Health, nats_url: str, forgetting: Forgetting) -> AsyncIterator[SignIn]:
-    """Add the core's operations and what leads to them over HTTP, and keep up with sign-outs, inside this block."""
+async def _serve_operators(
+    host: Host, health: Health, nats_url: str, others: Sequence[object]
+) -> AsyncIterator[SignIn]:
+    """Add the core's operations and what leads to them over HTTP, and keep up with sign-outs, inside this block.
+
+    ``others`` have more operations as methods.
+    """
     tasks = LongTasks(host.settings)
     sign_in = SignIn(host.access, host.settings, host.http_port, host.operations)
     sign_in.add_routes(host.app)
@@ -337,7 +346,8 @@ async def _serve_operators(host: Host, health: Health, nats_url: str, forgetting
     host.operations.add_methods(MailboxOperations(host.broker, host.tenants.names))
     host.operations.add_methods(MessageOperations(host.broker))
     host.operations.add_methods(DeadOperations(host.broker))
-    host.operations.add_methods(ForgetOperations(forgetting))
+    for owner in others:
+        host.operations.add_methods(owner)
     host.operations.add_methods(LongTaskOperations(tasks, host.settings))
     service = ServiceOperations(
         host.broker, host.settings, host.tenants, health, nats_url, host.http_port, host.doctor_checks

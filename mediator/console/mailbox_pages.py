@@ -20,12 +20,14 @@ from mediator.operate.activity import LANE_WORDS
 from mediator.operate.mailbox_operations import find_address
 from mediator.operate.operations import Answer, read_numbered
 from mediator.operate.records import (
+    ClientView,
     DeadMessage,
     DelayedMessage,
     FrequentName,
     GroupView,
     LaneView,
     LeaseView,
+    MailboxClientView,
     MessageSummary,
     RankedMailbox,
 )
@@ -58,6 +60,13 @@ _GROUPS: Final = GroupView.columns(
 _MESSAGES: Final = MessageSummary.columns("msg_id", "lane", "created_at", "size", "key", "tags", "expire_at")
 _DEAD: Final = DeadMessage.columns("msg_id", "lane", "created_at", "deliveries", "died_at", "size", "payload_start")
 _LEASES: Final = LeaseView.columns("msg_id", "lane", "until", "deliveries", "delayed")
+_CLIENTS: Final = ClientView.columns(
+    "client", "name", "tenant", "user", "address", "subscriptions", "state", "unread_bytes", "since"
+)
+_OF_MAILBOX: Final = MailboxClientView.columns("does", "name", "user", "client", "queue", "requests", "last_at")
+_NO_GATEWAY: Final = Markup(
+    "Clients connect to nats-server itself: ask it with <code>nats server report connections</code>."
+)
 _FREQUENT: Final = FrequentName.columns("name", "messages")
 LANES: Final = LaneView.columns("lane", "messages", "oldest_at")
 _ONE: Final = "/mailboxes/{tenant}/{mail_address}"
@@ -74,6 +83,7 @@ class MailboxPages:
         """Return the pages."""
         return (
             Page("/mailboxes", "Mailboxes", self._list, group="Mail"),
+            Page("/clients", "Clients", self._clients, group="Mail"),
             Page(_ONE, "Mailbox", self._show, template="mailbox.html"),
             Page(f"{_ONE}/dead/{{group_name}}", "Dead messages", self._dead, template="dead.html"),
             Page(f"{_ONE}/leases/{{group_name}}", "Leases", self._leases, template="leases.html"),
@@ -99,6 +109,15 @@ class MailboxPages:
             "retentions": RETENTIONS,
         }
 
+    async def _clients(self, visit: Visit) -> Shown:
+        asked, request = {"tenant": visit.text("tenant")}, visit.table_request("clients")
+        found = await visit.run("client-list", **asked, **request.window)
+        empty = "No NATS client is connected to this instance." if found["gateway"] else _NO_GATEWAY
+        table = visit.table(
+            request, "Clients, the latest first", _CLIENTS, found["clients"], empty=empty, total=found["total"]
+        )
+        return {"asked": asked, "clients": table}
+
     async def _show(self, visit: Visit) -> Shown:
         place = _place(visit)
         mailbox = await visit.run("mailbox-show", **place)
@@ -117,6 +136,13 @@ class MailboxPages:
             "mailbox": mailbox,
             "found": (await visit.run("doctor", **place))["findings"],
             "groups": visit.table("groups", groups, _GROUPS, [place | each for each in mailbox["groups"]]),
+            "clients": visit.table(
+                "clients",
+                "NATS clients of this instance in the last ten minutes",
+                _OF_MAILBOX,
+                (await visit.run("mailbox-clients", **place))["clients"],
+                empty="No NATS client of this instance sent to it or fetched from it in the last ten minutes.",
+            ),
             "lanes_table": visit.table("lanes", _oldest(mailbox), LANES, mailbox["lanes"]),
             "listed": listed,
             "messages": self._messages(visit, place, listed, {"before": listed["next"]}),

@@ -136,6 +136,11 @@ class TenantMembership:
         self.problem = ""
         """Why the connection must end, as the client is told; empty: it need not."""
 
+    @property
+    def tenant(self) -> str | None:
+        """The tenant; None: it is in none, or that is not known."""
+        return self._tenant
+
     def enter(self, account: str) -> None:
         """Count the connection for the tenant of an account; who has none is not counted, but refused by the door."""
         if self._gate is None or account == self._account:

@@ -119,6 +119,11 @@ class GatewayProtocol(PushSession):
         self._inbox_holder = InboxHolder(self.probe, self._resume)
         self._inboxes = ReplyInboxes()
 
+    @property
+    def login(self) -> str:
+        """The client's login, empty until the service was asked who it is."""
+        return self._client.login
+
     # Bytes and events.
 
     def receive_from_client(self, data: bytes) -> None:

@@ -6,9 +6,12 @@ While one side does not read, nothing is read from the other, so a connection ho
 
 import asyncio
 import errno
+import itertools
 import os
+import secrets
 import socket
 import ssl
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -157,6 +160,9 @@ class ClientConnection(_Socket):
 
     def __init__(self, gateway: "Gateway") -> None:
         self._gateway = gateway
+        self.id = f"{gateway.name}{next(gateway.numbers)}"
+        """Names the connection to operators."""
+        self.since = time.time()
         self._freezes_at_connect = gateway.freezes()
         """How often the process had been frozen when the client connected."""
         self._protocol: GatewayProtocol | None = None
@@ -173,6 +179,26 @@ class ClientConnection(_Socket):
         self._writes_soon = False
         self._flood_timer: asyncio.TimerHandle | None = None
         """Set while more waits than :data:`UNREAD_BYTES`: nothing more is read from the client."""
+
+    @property
+    def protocol(self) -> GatewayProtocol | None:
+        """What is known of the client; None while it is connected to a server, and once it has gone."""
+        return self._protocol
+
+    @property
+    def name(self) -> str:
+        """The name under which the service knows the connection; empty: it does not."""
+        return self._name
+
+    @property
+    def tenant(self) -> str | None:
+        """The tenant that the connection counts for; None: that is not known yet."""
+        return self._membership.tenant or (None if self._protocol is None else self._protocol.tenant)
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the client does not read what waits for it."""
+        return self._full
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Connect to a server; what the client sends meanwhile waits."""
@@ -528,6 +554,9 @@ class Gateway:
         """Bytes of answers that wait for clients to read."""
         self.clients: set[ClientConnection] = set()
         """The connections of all clients."""
+        self.name = f"{secrets.token_hex(3)}-"
+        """What names of connections begin with, so that those of another instance, or from before a restart, differ."""
+        self.numbers = itertools.count(1)
         self._server: asyncio.Server | None = None
         self._watcher: asyncio.Task[None] | None = None
         self.context = GatewayContext(

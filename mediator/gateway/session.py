@@ -146,6 +146,15 @@ class PushSession(ConnectionStreams):
         """How many subscriptions to stored mail there are."""
         return len(self._by_sid)
 
+    def subscriptions_to(self, tenant: str, address: str) -> list[Subscription]:
+        """Return those that a mailbox is read by."""
+        return [
+            each
+            for each in self._by_sid.values()
+            if each.tenant == tenant and isinstance(each.subject, subjects.MailboxSubject)
+            if each.subject.address == address
+        ]
+
     def close(self) -> None:
         """End all subscriptions, since the connection is over."""
         super().close()

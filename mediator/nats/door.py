@@ -7,10 +7,11 @@ and answered by a callback, without a task of their own. Each request to another
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from itertools import islice
+from typing import Any, Final, NamedTuple
 
 import structlog
 from nats.errors import Error as NatsError
@@ -26,7 +27,7 @@ from mediator.metrics import OK, Metrics
 from mediator.nats import protocol
 from mediator.nats.accounts import AccountMap
 from mediator.nats.admission import AdmissionPool, ReplyQueue
-from mediator.nats.client import Request
+from mediator.nats.client import ClientInfo, Request
 from mediator.nats.connection import NatsConnection, NatsSubscription
 from mediator.nats.editions import EditionVerbs, encode_python_reply, is_python_client
 from mediator.nats.micro import MicroService
@@ -61,6 +62,63 @@ class DoorOptions:
     """As for :class:`EditionVerbs`."""
 
 
+MAX_RECENT: Final = 10_000
+"""Clients of mailboxes that are remembered; beyond that half of them are forgotten, those first that came first."""
+MAX_NAME: Final = 256
+"""Characters of the name of a client that is remembered."""
+RECENT_SECONDS: Final = 600.0
+"""What a client did longer ago is not shown."""
+_UNKNOWN: Final = ClientInfo()
+_WORDS: Final = ("sends", "fetches")
+_DOES: Final = {"SEND": 0, "BATCH": 0, "FETCH": 1}
+"""What a verb counts as, by place among the words."""
+
+
+class RecentRequest(NamedTuple):
+    """What a client lately did with a mailbox."""
+
+    does: str
+    """``sends`` or ``fetches``."""
+    client: ClientInfo
+    requests: int
+    last: float
+    """Seconds of :func:`time.perf_counter`."""
+
+
+class RecentRequests:
+    """Which clients lately sent to each mailbox, or fetched from it: in memory alone, and for a few minutes."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, str, str], tuple[ClientInfo, list[int], list[float]]] = {}
+        """By tenant, address and connection: how often it did each, and when last."""
+
+    def note(self, pending: PendingRequest, client: ClientInfo) -> None:
+        """Count a request that was done. Every SEND passes here."""
+        key = pending.tenant, pending.sent_to or pending.tail, client.connection
+        seen = self._seen.get(key)
+        if seen is None:
+            if len(self._seen) >= MAX_RECENT:
+                for old in list(islice(self._seen, MAX_RECENT // 2)):
+                    del self._seen[old]
+            known = client if len(client.name) <= MAX_NAME else client._replace(name=client.name[:MAX_NAME])
+            seen = self._seen[key] = known, [0, 0], [0.0, 0.0]
+        does = _DOES[pending.verb]
+        seen[1][does] += 1
+        seen[2][does] = pending.started
+
+    def of(self, tenant: str, addresses: Collection[str]) -> list[RecentRequest]:
+        """Return what was done with a mailbox, the latest first; ``addresses`` are all that it has (A10)."""
+        first = time.perf_counter() - RECENT_SECONDS
+        found = [
+            RecentRequest(word, client, count, last)
+            for (of, address, _), (client, counts, lasts) in self._seen.items()
+            if of == tenant and address in addresses
+            for word, count, last in zip(_WORDS, counts, lasts, strict=True)
+            if count and last > first
+        ]
+        return sorted(found, key=lambda each: -each.last)
+
+
 class Door:
     """Serves one NATS connection."""
 
@@ -85,6 +143,7 @@ class Door:
         self._fetch_pool = AdmissionPool(options.max_waiting, "FETCH requests")
         self._root = "mq9.*." + API if options.accounts else API
         self.subscription: NatsSubscription | None = None
+        self.recent = RecentRequests()
         self._tasks: set[asyncio.Task[None]] = set()
         self._replies = ReplyQueue(connection, broker.pause_reads)
         self._body_bytes = 0
@@ -232,6 +291,10 @@ class Door:
         message, verb = pending.message, pending.verb
         seconds = time.perf_counter() - pending.started
         self._requests.count(pending.tenant, verb, result, seconds)
+        if verb in _DOES and result == OK:
+            # Without accounts clients could forge the server's header, but not what the gateway says.
+            vouched = self._options.accounts or message.answer is not None
+            self.recent.note(pending, message.client if vouched else _UNKNOWN)
         if self._logs_requests:
             ms = round(seconds * 1000, 3)
             log.debug("request", verb=verb, tenant=pending.tenant, result=result, ms=ms, request_id=_scope(message).id)

@@ -453,6 +453,37 @@ class DeadMessage(Record):
     ]
 
 
+# NATS clients.
+
+
+@dataclass(frozen=True, slots=True)
+class ClientView(Record):
+    """A NATS client of this instance."""
+
+    client: Annotated[str, Kind.CODE, described("Names its connection, at this instance until that ends.")]
+    tenant: Annotated[str | None, Column(absent="not known yet"), described("Null until it has made a request.")]
+    user: Annotated[str | None, Column(absent="anonymous"), described("Its login, where the server vouches for it.")]
+    name: Annotated[str, described("What it calls itself.")]
+    address: Annotated[str, Kind.CODE, described("Where it comes from, or the proxy that it comes through.")]
+    subscriptions: Annotated[int, described("To stored mail; others are nats-server's.")]
+    state: Annotated[str, Column(kind=Kind.STATE), described("`ok`, `connecting`, or `slow`: it does not read.")]
+    unread_bytes: Annotated[Bytes, Column("unread"), described("What waits for it to read.")]
+    since: Annotated[UnixSeconds, Column("connected", kind=Kind.TIME)]
+
+
+@dataclass(frozen=True, slots=True)
+class MailboxClientView(Record):
+    """What a NATS client lately did with a mailbox."""
+
+    does: Annotated[str, described("`sends`, `fetches` or `subscribes`.")]
+    name: Annotated[str, Column("client name"), described("What it calls itself.")]
+    user: Annotated[str | None, Column(absent="anonymous")]
+    client: Annotated[str | None, Column(absent="gone", kind=Kind.CODE), described("As in the list of all clients.")]
+    queue: Annotated[str, Column("queue group"), described("In which it subscribes.")]
+    requests: int | None
+    last_at: Annotated[UnixSeconds, Column("last", kind=Kind.TIME)]
+
+
 # Tenants.
 
 

@@ -11,10 +11,12 @@ from aiohttp.test_utils import TestServer
 
 from mediator.console.console import Console
 from mediator.console.core_pages import add_core_pages
+from mediator.gateway.clients import ClientOperations
 from mediator.host import Host
 from mediator.http.app import build_app
 from mediator.http.callers import HttpCallers
 from mediator.http.health import Health
+from mediator.nats.door import RecentRequests
 from mediator.operate.access import Access, CookieSealer, EndedSessions
 from mediator.operate.activity import SAMPLE_SECONDS, Activity
 from mediator.operate.long_tasks import LongTaskOperations, LongTasks
@@ -93,6 +95,7 @@ async def console_site(
             console=Console(inner.operations, access),
         )
         host.operations.add_methods(MailboxOperations(inner.broker, directory.names))
+        host.operations.add_methods(ClientOperations(inner.broker, None, RecentRequests()))
         host.operations.add_methods(MessageOperations(inner.broker))
         host.operations.add_methods(DeadOperations(inner.broker))
         host.operations.add_methods(ServiceOperations(inner.broker, settings, directory, health, "", 0, ()))

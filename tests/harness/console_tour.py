@@ -28,6 +28,7 @@ PAGES = {
     "checks": "/console/checks",
     "mailboxes": "/console/mailboxes",
     "mailbox": BOX,
+    "clients": "/console/clients",
     "dead": f"{BOX}/dead/workers",
     "leases": f"{BOX}/leases/workers",
     "message": f"{BOX}/messages/0",
