@@ -11,7 +11,7 @@ import gc
 import hashlib
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,7 +34,7 @@ from mediator.http.health import Health
 from mediator.http.server import HttpServer
 from mediator.journal.writer import JournalWriter
 from mediator.mailboxes.bounds import DAY
-from mediator.metrics import MEASURE_SECONDS, Metrics, TenantMetrics
+from mediator.metrics import Metrics, TenantMetrics
 from mediator.nats.connection import NatsConnection
 from mediator.nats.opening import (
     ManagedTenants,
@@ -50,9 +50,11 @@ from mediator.operate.access import SESSION_LOOK_SECONDS, SESSION_TOPIC, Access,
 from mediator.operate.activity import ACTIVITY_TOPIC, SAMPLE_SECONDS, Activity
 from mediator.operate.admin_api import AdminApi
 from mediator.operate.audit import AuditLog
+from mediator.operate.backlog import BacklogMeter, BacklogSeries
 from mediator.operate.cleanup_command import all_steps
 from mediator.operate.control import ControlServer
 from mediator.operate.diagnosis import Finding
+from mediator.operate.findings import TICK_SECONDS, RecentRefusals
 from mediator.operate.forgetting import ForgetOperations, Forgetting
 from mediator.operate.long_tasks import LongTaskOperations, LongTasks
 from mediator.operate.mailbox_operations import MailboxOperations, RankingOperations, find_address
@@ -61,6 +63,7 @@ from mediator.operate.operations import Actor, Operation, Operations, Right, obj
 from mediator.operate.scheduler import Scheduler
 from mediator.operate.service_operations import ServiceOperations, SettingsOperations, missing_findings
 from mediator.operate.sign_in import SignIn, SignInView
+from mediator.operate.surroundings import LOOK_SECONDS, Surroundings
 from mediator.operate.tenant_operations import TenantOperations
 from mediator.parts import cleanup_steps, find_parts
 from mediator.settings.settings import Settings
@@ -121,7 +124,7 @@ async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
 
         # The mailboxes, and what watches them.
         journal = JournalWriter(settings.journal, settings.data_dir, settings.instance, metrics)
-        broker, instruments = await stack.enter_async_context(
+        broker, backlog, instruments = await stack.enter_async_context(
             _open_broker(settings, store, connection, journal, metrics, control_key, directory)
         )
         await journal.start(broker)
@@ -168,9 +171,10 @@ async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
             callers=access.callers,
             access=access,
             console=Console(operations, access),
+            surroundings=Surroundings(broker, metrics, settings.certificates),
         )
         host.add_doctor_check(partial(_examine_journal, journal))
-        _count_by_tenant(host)
+        _add_backlog_metrics(host, backlog)
         for part in parts:
             await stack.enter_async_context(part.open(host))
 
@@ -205,7 +209,7 @@ async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
             ForgetOperations(Forgetting(broker, steps, [part.forget_address for part in parts])),
             ClientOperations(broker, gateway, door.recent),
         )
-        sign_in = await stack.enter_async_context(_serve_operators(host, health, nats_url, others))
+        sign_in = await stack.enter_async_context(_serve_operators(host, health, nats_url, others, backlog))
         await http.start(host.app)
         # Registered a second time, so that it stops before what its requests need.
         stack.push_async_callback(http.stop)
@@ -274,8 +278,11 @@ async def _open_broker(
     metrics: Metrics,
     control_key: bytes,
     directory: TenantDirectory,
-) -> AsyncIterator[tuple[Broker, Instruments]]:
-    """Run the broker, and what traces it; no message may be larger than what NATS can hand back (N7)."""
+) -> AsyncIterator[tuple[Broker, BacklogMeter, Instruments]]:
+    """Run the broker, what measures its backlog, and what traces it.
+
+    No message may be larger than what NATS can hand back (N7).
+    """
     trusts_nats = settings.nats_url is not None or not settings.anonymous or settings.nats.loopback
     async with open_tracing(settings.otel, settings.instance, trusts_nats=trusts_nats) as instruments:
         limit = min(settings.bounds.max_message, message_limit(connection.max_payload))
@@ -296,10 +303,13 @@ async def _open_broker(
         metrics.store_sync.labels(settings.store.sync).set(1)
         directory.listen(lambda: broker.quotas.set_tenants(directory.own_quotas))
         metrics.pending.set_function(lambda: broker.pending)
+        metrics.disk_reserve_used.set_function(lambda: broker.disk_full)
         metrics.waiting.set_function(lambda: broker.waiting)
+        backlog = BacklogMeter(broker, settings.lag_minutes, settings.metrics_mailboxes)
         try:
-            yield broker, instruments
+            yield broker, backlog, instruments
         finally:
+            await backlog.close()
             await broker.close()
 
 
@@ -322,18 +332,22 @@ def _make_access(settings: Settings, directory: TenantDirectory, ended: EndedSes
     return Access(settings, CookieSealer(callers.session_key), callers, ended)
 
 
-def _count_by_tenant(host: Host) -> None:
-    """Expose metrics by tenant, where that is asked for."""
+def _add_backlog_metrics(host: Host, backlog: BacklogMeter) -> None:
+    """Expose what waits, and metrics by tenant where that is asked for."""
+    names: Collection[str] = ()
     if max_tenants := host.settings.metrics_per_tenant:
         counts = TenantMetrics(host.metrics.registry, max_tenants, host.tenants.names)
         host.broker.listen(counts.committed, "events")
-        host.broker.quotas.on_refused = counts.refused
-        host.add_job(partial(counts.measure, host.broker), MEASURE_SECONDS, "use by tenant")
+        host.broker.quotas.on_refused.append(counts.refused)
+        names = counts.names
+    host.metrics.registry.register(
+        BacklogSeries(backlog, host.broker.quotas.of, names, host.settings.metrics_mailboxes)
+    )
 
 
 @asynccontextmanager
 async def _serve_operators(
-    host: Host, health: Health, nats_url: str, others: Sequence[object]
+    host: Host, health: Health, nats_url: str, others: Sequence[object], backlog: BacklogMeter
 ) -> AsyncIterator[SignIn]:
     """Add the core's operations and what leads to them over HTTP, and keep up with sign-outs, inside this block.
 
@@ -349,8 +363,21 @@ async def _serve_operators(
     for owner in others:
         host.operations.add_methods(owner)
     host.operations.add_methods(LongTaskOperations(tasks, host.settings))
+    refusals = RecentRefusals(host.metrics.requests.counts)
+    host.broker.quotas.on_refused.append(refusals.refuse)
+    host.add_job(refusals.tick, TICK_SECONDS, "refusals of the last minutes")
+    host.add_job(host.surroundings.look, LOOK_SECONDS, "public URLs, certificates and clocks")
+    host.add_doctor_check(host.surroundings.examine)
     service = ServiceOperations(
-        host.broker, host.settings, host.tenants, health, nats_url, host.http_port, host.doctor_checks
+        host.broker,
+        host.settings,
+        host.tenants,
+        health,
+        nats_url,
+        host.http_port,
+        host.doctor_checks,
+        backlog,
+        refusals,
     )
     host.operations.add_methods(service)
 
@@ -359,7 +386,7 @@ async def _serve_operators(
         host.console.streams.end_forbidden()
 
     host.operations.add_methods(SettingsOperations(host.settings, apply_operators))
-    sign_in.render = await _open_console(host, health)
+    sign_in.render = await _open_console(host, health, backlog)
     AdminApi(host.operations, host.access).add_routes(host.app)
     # A live page ends when the session that opened it does, and one opened from this machine without signing in ends
     # when a second tenant comes, since from then on the machine itself has no rights.
@@ -375,9 +402,10 @@ async def _serve_operators(
         await ended.close()
 
 
-async def _open_console(host: Host, health: Health) -> Callable[[SignInView], Awaitable[str]]:
+async def _open_console(host: Host, health: Health, backlog: BacklogMeter) -> Callable[[SignInView], Awaitable[str]]:
     """Serve the console, once the parts have added their pages; return what writes the page of the sign-in."""
-    activity = Activity(host.broker, host.settings, health, host.metrics.registry, host.announcer(ACTIVITY_TOPIC))
+    announcer = host.announcer(ACTIVITY_TOPIC)
+    activity = Activity(host.broker, backlog, host.settings, health, host.metrics.registry, announcer)
     await activity.open(host.operations)
     host.add_job(activity.tick, SAMPLE_SECONDS, "sample for the console")
     host.operations.add_methods(RankingOperations(host.broker))

@@ -343,6 +343,11 @@ class Broker:
         # Other requests may have met damaged pages that this check does not read.
         return self._store.damage
 
+    @property
+    def disk_full(self) -> bool:
+        """Whether the disk has only the room that is reserved for ACK and DELETE."""
+        return self._store.full
+
     def waits_for(self) -> str | None:
         """Who keeps the writer waiting, where that is known."""
         return self._store.waits_for

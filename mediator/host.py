@@ -17,6 +17,7 @@ from mediator.operate.access import Access
 from mediator.operate.diagnosis import DoctorCheck
 from mediator.operate.operations import Operations
 from mediator.operate.scheduler import Scheduler
+from mediator.operate.surroundings import Surroundings
 from mediator.settings.settings import Settings
 from mediator.tenants.directory import TenantDirectory
 
@@ -40,6 +41,7 @@ class Host:
         callers: HttpCallers,
         access: Access,
         console: Console,
+        surroundings: Surroundings,
     ) -> None:
         """``app`` takes routes until the parts are open.
 
@@ -56,6 +58,8 @@ class Host:
         self.access = access
         self.console = console
         """The pages for operators; see :mod:`mediator.console.pages` for how to add some."""
+        self.surroundings = surroundings
+        """Watches public URLs, certificates and clocks."""
         self.verbs: dict[str, tuple[str, VerbHandler, Mapping[str, Any]]] = {}
         self.doctor_checks: list[DoctorCheck] = []
         self.send_listeners: list[SendListener] = []

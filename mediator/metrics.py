@@ -6,7 +6,7 @@ Values that clients choose (addresses, groups, keys) never become labels. Series
 from bisect import bisect_left
 from collections import Counter as Tally
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Final
@@ -23,7 +23,6 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from mediator.broker import Broker
 from mediator.mailboxes.events import EventType
 from mediator.mailboxes.lanes import LANES
 from mediator.store.writer import Committed
@@ -57,8 +56,6 @@ _BATCH_SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 _LATE_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60, 300)
 OTHERS = "_others"
 """The label of all tenants beyond the bound; no tenant can have this name."""
-MEASURE_SECONDS = 60
-"""How often what tenants hold is summed."""
 
 
 class _Histogram:
@@ -109,6 +106,13 @@ class RequestSeries(Collector):
                 of = tenant, verb
                 figures[verb] = requests + count, errors + failed, self._seconds[of], self._last_errors.get(of, "")
         return figures
+
+    def counts(self) -> Tally[tuple[str, str]]:
+        """Return how many requests of all tenants were answered so far, by verb and outcome."""
+        summed: Tally[tuple[str, str]] = Tally()
+        for (_, verb, outcome), count in self._counts.items():
+            summed[verb, outcome] += count
+        return summed
 
     def describe(self) -> Iterator[Metric]:
         """Return what is collected, so that the library finds the series by their names."""
@@ -208,6 +212,19 @@ class Metrics:
         self.missing_messages = gauge(
             "mediator_missing_messages", "Messages that the journal had and the database lacked at the last start."
         )
+        self.disk_reserve_used = gauge(
+            "mediator_disk_reserve_used",
+            "1 while the disk has only the room that is reserved for FETCH, ACK and DELETE: SENDs are refused.",
+        )
+        self.clock_skew = gauge(
+            "mediator_clock_skew_seconds", "How far this machine's clock is ahead of the database server's."
+        )
+        self.certificate_seconds = gauge(
+            "mediator_certificate_seconds", "Time until a certificate expires, by the option that names it.", ["option"]
+        )
+        self.public_url_up = gauge(
+            "mediator_public_url_up", "1 while this service reaches itself by its public URL, by option.", ["option"]
+        )
         self.pending = gauge("mediator_pending_requests", "Requests waiting inside the service.")
         self.waiting = gauge("mediator_waiting_fetches", "FETCH requests waiting for mail.")
         self.expiry_paused = gauge(
@@ -265,7 +282,7 @@ class TenantMetrics:
     """Series with a label for the tenant. The first tenants have their own: configured ones, then as they come."""
 
     def __init__(self, registry: CollectorRegistry, max_tenants: int, configured: Iterable[str]) -> None:
-        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        counter = partial(Counter, registry=registry)
         self._max_tenants = max_tenants
         self._names = dict.fromkeys(list(configured)[:max_tenants])
         self._messages = counter(
@@ -273,12 +290,6 @@ class TenantMetrics:
         )
         self._bytes = counter("mediator_tenant_stored_bytes", "Bytes of messages stored, by tenant.", ["tenant"])
         self._refused = counter("mediator_tenant_quota_refused", "Messages refused by a quota, by tenant.", ["tenant"])
-        self._held_messages = gauge(
-            "mediator_tenant_held_messages", "Messages that a tenant's mailboxes hold, on all instances.", ["tenant"]
-        )
-        self._held_bytes = gauge(
-            "mediator_tenant_held_bytes", "Bytes that a tenant's mailboxes hold, on all instances.", ["tenant"]
-        )
         for name in self._names:
             self._refused.labels(name)
 
@@ -295,11 +306,10 @@ class TenantMetrics:
         """Count a message that a quota refused."""
         self._refused.labels(self._label(tenant)).inc()
 
-    async def measure(self, broker: Broker) -> None:
-        """Sum what each tenant with series of its own holds."""
-        for tenant, held in (await broker.measure_usage(list(self._names))).items():
-            self._held_messages.labels(tenant).set(held.messages)
-            self._held_bytes.labels(tenant).set(held.bytes)
+    @property
+    def names(self) -> Collection[str]:
+        """The tenants that have series of their own, which may become more."""
+        return self._names.keys()
 
     def _label(self, tenant: str) -> str:
         if tenant not in self._names:

@@ -15,6 +15,7 @@ from pickup.broker import MediationBroker
 from pickup.channels import AfterReply, TransportChannel
 from pickup.dids.document import DidResolver
 from pickup.dids.identities import OwnIdentities
+from pickup.dids.own_dids import OWN_PATH_TENANT
 from pickup.envelope import Envelopes, OpenedEnvelope
 from pickup.live_sessions import LiveSessions
 from pickup.message import DidcommMessage, Json, MessageType, ReplyMessage
@@ -96,6 +97,10 @@ class DidcommContext:
     max_envelope: int
     """Bytes of the largest envelope that is accepted."""
     dispatcher: "Dispatcher"
+
+    def own_did(self) -> str:
+        """Return the DID for new wallets of the default tenant, which ``GET /didcomm/did`` answers with."""
+        return self.identities.current(OWN_PATH_TENANT).v2_did
 
 
 @dataclass(slots=True)

@@ -91,7 +91,9 @@ class DidcommPart(Part):
 
         add_pages(host.console)
         common = host.settings, host.http_port, host.broker, host.metrics.registry, host.operations
-        async with didcomm_door(*common, host.app, host.announcer, host.tenants):
+        async with didcomm_door(*common, host.app, host.announcer, host.tenants) as context:
+            if host.settings.section(DidcommSettings).public_url is not None:
+                host.surroundings.watch_url("didcomm.public_url", f"{context.public_url}/did", context.own_did)
             yield
 
 

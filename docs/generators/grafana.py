@@ -1,9 +1,13 @@
 """Writes the Grafana dashboard: rows of panels, each with its queries."""
 
+import functools
 import itertools
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
+
+from docs.generators import metrics
 
 Json = dict[str, Any]
 Queries = dict[str, str]
@@ -27,6 +31,11 @@ def _total(series: str, by: str) -> str:
     return f"sum by ({by}) ({series}{_ON})"
 
 
+def _measured(series: str, by: str = "") -> str:
+    """Return what all instances on one database measure alike."""
+    return f"max by ({by}) ({series}{_ON})" if by else f"max({series}{_ON})"
+
+
 def _quantiles(series: str, by: str = "", where: str = "") -> Queries:
     legend = f"{{{{{by}}}}} " if by else ""
     buckets = _rate(f"{series}_bucket", f"le, {by}" if by else "le", where)
@@ -44,6 +53,43 @@ _ROWS: dict[str, list[tuple[str, str, Queries]]] = {
             "requests {{instance}}": _total("mediator_pending_requests", "instance"),
             "FETCHes that wait {{instance}}": _total("mediator_waiting_fetches", "instance"),
         }),
+    ],
+    "Backlog": [
+        ("Stored, delayed, leased", _COUNT, {
+            "stored": _measured("mediator_stored_messages"),
+            "delayed": _measured("mediator_delayed_messages"),
+            "given back with a delay": _measured("mediator_given_back_messages"),
+            "leased": _measured("mediator_leased_messages"),
+        }),
+        ("Oldest waiting message", _SECONDS, {
+            "{{reader}}": _measured("mediator_oldest_waiting_seconds", "reader")
+        }),
+        ("Dead messages", _COUNT, {"dead": _measured("mediator_dead_messages")}),
+        ("Lagging groups and full mailboxes", _COUNT, {
+            "lagging groups": _measured("mediator_lagging_groups"),
+            "full mailboxes": _measured("mediator_full_mailboxes"),
+        }),
+        ("Fullest quota", "percentunit", {"fullest tenant": _measured("mediator_quota_used_ratio")}),
+        ("Stored bytes", _BYTES, {"stored": _measured("mediator_stored_bytes")}),
+        ("Deepest mailboxes (with metrics_mailboxes)", _COUNT, {
+            "{{mailbox}}": _measured("mediator_mailbox_messages", "mailbox")
+        }),
+        ("Longest waiting mailboxes (with metrics_mailboxes)", _SECONDS, {
+            "{{mailbox}}": _measured("mediator_mailbox_oldest_waiting_seconds", "mailbox")
+        }),
+        ("Mailboxes with most dead messages (with metrics_mailboxes)", _COUNT, {
+            "{{mailbox}}": _measured("mediator_mailbox_dead_messages", "mailbox")
+        }),
+        ("Backlog measured", _SECONDS, {"{{instance}}": f"mediator_backlog_age_seconds{_ON}"}),
+    ],
+    "Surroundings": [
+        ("Database lost, disk reserve used", _COUNT, {
+            "database lost {{instance}}": '1 - mediator_check_ok{instance=~"$instance", check="store"}',
+            "disk reserve used {{instance}}": f"mediator_disk_reserve_used{_ON}",
+        }),
+        ("Public URL reached", _COUNT, {"{{option}} {{instance}}": f"mediator_public_url_up{_ON}"}),
+        ("Certificates expire in", _SECONDS, {"{{option}} {{instance}}": f"mediator_certificate_seconds{_ON}"}),
+        ("Clock ahead of the database server's", _SECONDS, {"{{instance}}": f"mediator_clock_skew_seconds{_ON}"}),
     ],
     "Messages": [
         ("In", _RATE, {"{{lane}}": _events("lane", "stored|released")}),
@@ -119,9 +165,18 @@ _ROWS: dict[str, list[tuple[str, str, Queries]]] = {
         }),
         ("Stored", "Bps", {"{{tenant}}": _rate("mediator_tenant_stored_bytes_total", "tenant")}),
         ("Refused by quotas", _RATE, {"{{tenant}}": _rate("mediator_tenant_quota_refused_total", "tenant")}),
-        # All instances on one database measure the same.
-        ("Held messages", _COUNT, {"{{tenant}}": f"max by (tenant) (mediator_tenant_held_messages{_ON})"}),
-        ("Held bytes", _BYTES, {"{{tenant}}": f"max by (tenant) (mediator_tenant_held_bytes{_ON})"}),
+        ("Held messages", _COUNT, {"{{tenant}}": _measured("mediator_tenant_held_messages", "tenant")}),
+        ("Held bytes", _BYTES, {"{{tenant}}": _measured("mediator_tenant_held_bytes", "tenant")}),
+        ("Quotas used", "percentunit", {"{{tenant}}": _measured("mediator_tenant_quota_used_ratio", "tenant")}),
+        ("Oldest waiting message", _SECONDS, {
+            "{{tenant}}": _measured("mediator_tenant_oldest_waiting_seconds", "tenant")
+        }),
+        ("Dead messages", _COUNT, {"{{tenant}}": _measured("mediator_tenant_dead_messages", "tenant")}),
+        ("Delayed and leased", _COUNT, {
+            "{{tenant}} delayed": _measured("mediator_tenant_delayed_messages", "tenant"),
+            "{{tenant}} leased": _measured("mediator_tenant_leased_messages", "tenant"),
+        }),
+        ("Lagging groups", _COUNT, {"{{tenant}}": _measured("mediator_tenant_lagging_groups", "tenant")}),
     ],
     "Process": [
         ("CPU", "percentunit", {"{{instance}}": _rate("process_cpu_seconds_total", "instance")}),
@@ -169,15 +224,24 @@ def _panels() -> Iterator[Json]:
         y += -(-len(panels) * _WIDTH // 24) * _HEIGHT
 
 
+@functools.cache
+def _texts() -> dict[str, str]:
+    return {series.name: series.text for series in metrics.find_series()}
+
+
 def _panel(title: str, unit: str, queries: Queries) -> Json:
     targets = [
         {"refId": chr(ord("A") + number), "expr": query, "legendFormat": legend, "datasource": _SOURCE}
         for number, (legend, query) in enumerate(queries.items())
     ]
+    texts = _texts()
+    shown = dict.fromkeys(re.findall(r"\bmediator_\w+", " ".join(queries.values())))
+    families = dict.fromkeys(name if name in texts else re.sub(r"_(bucket|sum|count)$", "", name) for name in shown)
     drawn = {"lineWidth": 1, "fillOpacity": 8, "showPoints": "never", "spanNulls": True}
     return {
         "type": "timeseries",
         "title": title,
+        "description": "\n\n".join(f"`{name}`: {texts[name]}" for name in families),
         "datasource": _SOURCE,
         "targets": targets,
         "fieldConfig": {"defaults": {"unit": unit, "min": 0, "custom": drawn}, "overrides": []},

@@ -23,8 +23,9 @@ _HEAD = """\
 
 `GET /metrics` answers in Prometheus' text format. Nothing that a client chooses (an address, a group, a key) is a
 label; the names of tenants are one in the series `mediator_tenant_…`, which exist only where `metrics_per_tenant` is
-set. Durations are seconds. A histogram `NAME` has the series `NAME_bucket`, `NAME_sum` and `NAME_count`. Beside these
-there are the `process_…` series of the Prometheus client: CPU seconds, memory, open files, start time.
+set, and the numbers of mailboxes in `mediator_mailbox_…`, where `metrics_mailboxes` is. Durations are seconds. A
+histogram `NAME` has the series `NAME_bucket`, `NAME_sum` and `NAME_count`. Beside these there are the `process_…`
+series of the Prometheus client: CPU seconds, memory, open files, start time.
 
 What to alert on is in [alerts.rules.yml](alerts.rules.yml), how to read the series in
 [operations.md](operations.md#monitoring), [didcomm.md](didcomm.md#metrics), [gateway.md](gateway.md#monitoring) and

@@ -4,7 +4,7 @@ import asyncio
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -241,12 +241,16 @@ def doctor(
     if options.as_json:
         output.print_json({"findings": findings})
     else:
-        for finding in findings:
-            output.print_line(f"{_MARKS[finding['level']]}  {finding['text']}")
-            if finding["advice"]:
-                output.print_line(f"    {finding['advice']}")
+        _print_findings(findings)
     if any(finding["level"] == "problem" for finding in findings):
         raise typer.Exit(1)
+
+
+def _print_findings(findings: Sequence[Mapping[str, Any]]) -> None:
+    for finding in findings:
+        output.print_line(f"{_MARKS[finding['level']]}  {finding['text']}")
+        if finding["advice"]:
+            output.print_line(f"    {finding['advice']}")
 
 
 def _installation(options: CommandOptions) -> list[dict[str, Any]]:
@@ -257,7 +261,7 @@ def _installation(options: CommandOptions) -> list[dict[str, Any]]:
         from mediator.operate.service_operations import disk_findings, file_findings, offline_findings
 
         folder = options.load().data_dir
-        first = {"level": "problem", "text": f"The service does not answer: {error}.", "advice": ""}
+        first = {"level": "problem", "text": f"The service does not answer: {error}.", "advice": "", "link": ""}
         seen = [*disk_findings(folder), *file_findings(folder), *offline_findings(folder)]
         return [first, *(finding.to_json() for finding in seen)]
     return found
@@ -265,14 +269,17 @@ def _installation(options: CommandOptions) -> list[dict[str, Any]]:
 
 @state_app.command(epilog="Example: mediator status")
 def status(options: CommandOptions) -> None:
-    """Show where the service listens, whether it is ready, and what it holds; exit code 1 when it is not ready."""
+    """Show where the service listens, what it holds, and what is wrong; exit code 1 when it is not ready."""
     view = options.ask("overview")
     time = options.ask("status")
+    found = [each for each in options.ask("installation", quick=True)["findings"] if each["level"] != "ok"]
     if options.as_json:
-        output.print_json({**view, "next_due": time["next_due"], "last_removed": time["last_removed"]})
+        times = {"next_due": time["next_due"], "last_removed": time["last_removed"]}
+        output.print_json({**view, **times, "findings": found})
     else:
         for name, value in _facts(view, time):
             output.print_line(f"{name:<16}{value}")
+        _print_findings(found)
     if not view["ready"]:
         raise typer.Exit(1)
 

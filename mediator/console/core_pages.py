@@ -37,7 +37,7 @@ from mediator.operate.scheduler import CleanupMinute, CleanupSummary, JobView
 from mediator.operate.sign_in import SignInView
 from mediator.operate.tenant_operations import MAX_LISTED
 
-FINDINGS_SECONDS: Final = 60.0
+FINDINGS_SECONDS: Final = 30.0
 """Between two looks of the doctor for live pages."""
 _ITSELF: Final = Actor("console", frozenset({Right.READ}), "local")
 """Reads what all live pages show."""
@@ -110,7 +110,8 @@ class Overview:
             return
         render = self._console.render
         self._live.publish(
-            event("facts", await render("console/overview_facts.html", **numbers))
+            event("state", await render("console/overview_state.html", found=self._findings))
+            + event("facts", await render("console/overview_facts.html", **numbers))
             + event("numbers", await render("console/overview_numbers.html", **numbers))
             + event("findings", await render("console/overview_findings.html", found=self._findings))
             + event("sample", orjson.dumps(dict(sample)).decode())

@@ -55,8 +55,8 @@ class Quotas:
         self._off = not (mailbox.on_sending or tenant.on_sending)
         self.trusts: Callable[[int], bool] = lambda now: True
         """Whether the clock is trusted at this time to expire messages."""
-        self.on_refused: Callable[[str], object] = lambda tenant: None
-        """Called with the tenant of each message that is refused."""
+        self.on_refused: list[Callable[[str], object]] = []
+        """Each is called with the tenant of a message that is refused."""
 
     def set_tenants(self, own: Mapping[str, Quota]) -> None:
         """Bound these tenants each by its own quota instead of the one for all; on any thread."""
@@ -84,7 +84,8 @@ class Quotas:
         try:
             self._admit(tx, mailbox, size, now)
         except QuotaExceededError:
-            self.on_refused(mailbox.tenant)
+            for told in self.on_refused:
+                told(mailbox.tenant)
             raise
 
     def _admit(self, tx: Transaction, mailbox: Mailbox, size: int, now: int) -> None:

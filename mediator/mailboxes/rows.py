@@ -222,6 +222,12 @@ def group_state(group: Group) -> bytes:
     return orjson.dumps([group.settled, group.delivered, replies, group.max_deliver, *more])
 
 
+def delivered(state: bytes) -> list[int]:
+    """Read up to which message a group was given each lane."""
+    marks: list[int] = orjson.loads(state)[1]
+    return marks
+
+
 def group(row: Row, state: bytes) -> Group:
     """Read a row of ``GROUP`` columns, with the state in place of the row's."""
     no, mailbox_no, name, _, push, seen_at = row

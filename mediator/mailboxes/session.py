@@ -85,6 +85,9 @@ class Dialect(Protocol):
     def usage(self, tenant: str, now: int) -> Row:
         """Return how many messages and bytes all mailboxes of a tenant hold that have not expired by ``now``."""
 
+    def clock(self) -> int | None:
+        """Return the database server's time in milliseconds since the epoch, None if it has no clock of its own."""
+
     def size(self) -> int:
         """Return the bytes of the database."""
 

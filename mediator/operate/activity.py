@@ -6,7 +6,7 @@ from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from math import inf
-from typing import Final, NamedTuple
+from typing import Final
 
 import orjson
 from prometheus_client import CollectorRegistry
@@ -18,8 +18,8 @@ from mediator.errors import MediatorError
 from mediator.http.health import Health
 from mediator.journal import FOLDER as JOURNAL_FOLDER
 from mediator.mailboxes.lanes import LANES
-from mediator.mailboxes.mailbox import MailboxRow, Retention
 from mediator.mailboxes.message import Usage
+from mediator.operate.backlog import BacklogMeter
 from mediator.operate.operations import (
     ADDRESS,
     COUNT,
@@ -38,14 +38,11 @@ from mediator.operate.operations import (
     table,
 )
 from mediator.settings.settings import Settings
-from mediator.store.base import Transaction
 from mediator.store.opening import database_path
 
 SAMPLE_SECONDS: Final = 10
 """Seconds between samples."""
 KEPT: Final = 3600 // SAMPLE_SECONDS
-LOOKED_AT: Final = 10_000
-"""Mailboxes of each tenant among which the oldest message is searched."""
 LANE_WORDS: Final = tuple(lane.name.lower() for lane in LANES)
 _FLOWS: Final = {
     "stored": "incoming",
@@ -80,8 +77,6 @@ _READ: Final = (
 )
 _WAITING: Final = frozenset({"FETCH", "DISCOVER"})
 """Verbs whose time is not the service's own: they wait for mail, or for a model."""
-_SPARING: Final = 200
-"""What is read of all mailboxes is read again after so many times what it last took."""
 
 Sample = Mapping[str, float | None]
 ACTIVITY_TOPIC: Final = "seen"
@@ -101,13 +96,6 @@ _INSTANCE: Final = object_schema(
     pending=COUNT,
     waiting=COUNT,
 )
-
-
-class Stored(NamedTuple):
-    """What is stored altogether, and the mailbox with the oldest message that an ACK would remove."""
-
-    usage: Usage
-    oldest: MailboxRow | None
 
 
 class _Counts:
@@ -136,14 +124,11 @@ class _Counts:
 class Sampler:
     """Takes the samples; :meth:`take` is to be called each :data:`SAMPLE_SECONDS`."""
 
-    def __init__(self, broker: Broker, registry: CollectorRegistry) -> None:
+    def __init__(self, backlog: BacklogMeter, registry: CollectorRegistry) -> None:
         self.samples: deque[Sample] = deque(maxlen=KEPT)
-        self.stored = Stored(Usage(0, 0), None)
-        self._broker = broker
+        self._backlog = backlog
         self._registry = registry
         self._last = _Counts(registry)
-        self._stored_at = -inf
-        self._stored_took = 0.0
 
     @property
     def sockets(self) -> Mapping[str, int]:
@@ -156,7 +141,8 @@ class Sampler:
         self._last = now
         seconds = max(now.at - before.at, 0.001)
         buckets = sorted((bound, count - before.buckets[bound]) for bound, count in now.buckets.items())
-        await self._look()
+        backlog = await self._backlog.current()
+        held = Usage(0, 0) if backlog is None else backlog.total.held
         sample: dict[str, float | None] = {
             name: (now.counts[name] - before.counts[name]) / seconds for name in COLUMNS if name not in _OTHER
         }
@@ -164,35 +150,14 @@ class Sampler:
             "at": time.time(),
             "p50": percentile(buckets, 0.5),
             "p99": percentile(buckets, 0.99),
-            "messages": self.stored.usage.messages,
-            "bytes": self.stored.usage.bytes,
+            "messages": held.messages,
+            "bytes": held.bytes,
         }
         self.samples.append(sample)
         return sample
 
-    async def _look(self) -> None:
-        """Look at all mailboxes, as often as that is cheap."""
-        begun = time.monotonic()
-        if begun - self._stored_at >= self._stored_took * _SPARING:
-            # What is wrong with the store is for the health check to say.
-            with suppress(MediatorError):
-                self.stored = await self._broker.read(_look)
-            self._stored_at = time.monotonic()
-            self._stored_took = self._stored_at - begun
-
 
 _OTHER: Final = frozenset({"p50", "p99", "messages", "bytes"})
-
-
-def _look(tx: Transaction, now: int) -> Stored:
-    tenants = tx.mailboxes.tenants()
-    held = [tx.mailboxes.usage(tenant, now) for tenant in tenants]
-    rows = (row for tenant in tenants for row in tx.mailboxes.survey(tenant, "", LOOKED_AT, now))
-    waiting = (row for row in rows if row.oldest_at is not None and row.retention is Retention.UNTIL_ACK)
-    return Stored(
-        Usage(sum(each.messages for each in held), sum(each.bytes for each in held)),
-        min(waiting, key=lambda row: row.oldest_at or 0, default=None),
-    )
 
 
 def percentile(buckets: Sequence[tuple[float, float]], part: float) -> float | None:
@@ -214,6 +179,7 @@ class Activity:
     def __init__(
         self,
         broker: Broker,
+        backlog: BacklogMeter,
         settings: Settings,
         health: Health,
         registry: CollectorRegistry,
@@ -225,9 +191,12 @@ class Activity:
         self._settings = settings
         self._health = health
         self._announcer = announcer
-        self._sampler = Sampler(broker, registry)
+        self._backlog = backlog
+        self._sampler = Sampler(backlog, registry)
         self._since = time.time()
         self._others: dict[str, Answer] = {}
+        self._database_bytes = 0
+        """As it was when it was last asked for."""
 
     async def open(self, operations: Operations) -> None:
         """Register the operations, and listen to the other instances."""
@@ -279,33 +248,37 @@ class Activity:
             depth=object_schema(messages=COUNT, bytes=COUNT),
             oldest=about(
                 or_null(object_schema(tenant=TEXT, mail_address=ADDRESS, number=COUNT, created_at=TIME)),
-                "The oldest message that waits for an ACK which removes it, among the first "
-                f"{LOOKED_AT} mailboxes of each tenant.",
+                "The mailbox whose oldest message waits longest for a reader, wallets' mail aside.",
             ),
             storage=about(table(COUNT), "Bytes on disk."),
         ),
         path="/activity",
     )
     async def _now(self, _request: OperationRequest) -> Answer:
-        usage, oldest = self._sampler.stored
+        backlog = self._backlog.latest
+        held = Usage(0, 0) if backlog is None else backlog.total.held
+        oldest = next(iter(backlog.longest_waiting), None) if backlog is not None else None
         return {
             "instance": self._settings.instance,
             "instances": [await self._self(), *(self._others[name] for name in sorted(self._others))],
             "database": "sqlite" if self._settings.database_url is None else "postgresql",
             "durability": self._settings.durability,
-            "depth": {"messages": usage.messages, "bytes": usage.bytes},
+            "depth": {"messages": held.messages, "bytes": held.bytes},
             "oldest": oldest
             and {
                 "tenant": oldest.tenant,
                 "mail_address": oldest.address,
                 "number": oldest.no,
-                "created_at": (oldest.oldest_at or 0) / 1000,
+                "created_at": (oldest.waiting_since or 0) / 1000,
             },
-            "storage": {
-                "database": await self._broker.read(lambda tx, _now: tx.session.dialect.size()),
-                **await asyncio.to_thread(self._files),
-            },
+            "storage": await self._storage(),
         }
+
+    async def _storage(self) -> dict[str, int]:
+        # An overview is of use above all while the database is lost.
+        with suppress(MediatorError):
+            self._database_bytes = await self._broker.read(lambda tx, _now: tx.session.dialect.size())
+        return {"database": self._database_bytes, **await asyncio.to_thread(self._files)}
 
     def _files(self) -> dict[str, int]:
         """Return the bytes of what lies beside the database."""

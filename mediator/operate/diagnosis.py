@@ -4,7 +4,8 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass
 from enum import StrEnum
 from shlex import quote
-from typing import Any
+from typing import Annotated, Any
+from urllib.parse import quote as url_quote
 
 from mediator.mailboxes.address import RESERVED
 from mediator.mailboxes.bounds import DAY, Bounds, Quota
@@ -23,6 +24,7 @@ from mediator.operate.records import (
     MailboxView,
     OldestMessage,
     Record,
+    described,
 )
 from mediator.operate.units import format_bytes, format_count, format_duration, format_time
 from mediator.store.base import Transaction
@@ -187,6 +189,7 @@ class Finding(Record):
     level: Level
     text: str
     advice: str = ""
+    link: Annotated[str, described("The page of the console that helps, below its home; empty: none.")] = ""
 
 
 DoctorCheck = Callable[[], Awaitable[Sequence[Finding]]]
@@ -234,7 +237,8 @@ def _full(found: Inspection, bounds: Bounds) -> Iterator[Finding]:
     held = Usage(mailbox.messages + delayed.messages, mailbox.bytes + delayed.bytes)
     yield from _against("The mailbox", held, bounds.mailbox)
     if found.tenant is not None:
-        yield from _against(f"Tenant {mailbox.tenant}", found.tenant, bounds.tenant)
+        page = f"/tenants/{url_quote(mailbox.tenant, safe='')}"
+        yield from _against(f"Tenant {mailbox.tenant}", found.tenant, bounds.tenant, page)
     if view.group_count >= MAX_GROUPS:
         yield Finding(
             Level.PROBLEM,
@@ -243,7 +247,7 @@ def _full(found: Inspection, bounds: Bounds) -> Iterator[Finding]:
         )
 
 
-def _against(who: str, held: Usage, quota: Quota) -> Iterator[Finding]:
+def _against(who: str, held: Usage, quota: Quota, link: str = "") -> Iterator[Finding]:
     for what, use, limit, shown in (
         ("messages", held.messages, quota.messages, f"{held.messages} of {quota.messages} messages"),
         ("bytes", held.bytes, quota.bytes, f"{format_bytes(held.bytes)} of {format_bytes(quota.bytes)}"),
@@ -253,9 +257,12 @@ def _against(who: str, held: Usage, quota: Quota) -> Iterator[Finding]:
                 Level.PROBLEM,
                 f"{who} is full, {shown}: a SEND is refused with quota_exceeded.",
                 f"Remove messages (retention until_ack, a TTL, `mediator delete`), or raise the {what} quota.",
+                link,
             )
         elif limit and use >= limit * NEARLY:
-            yield Finding(Level.NOTE, f"{who} is nearly full: {shown}.")
+            yield Finding(Level.NOTE, f"{who} is nearly full: {shown}.", link=link)
+        elif limit:
+            yield Finding(Level.OK, f"{who} has room for more: {shown}.", link=link)
 
 
 def _wallet(view: MailboxView, now: int) -> Iterator[Finding]:
@@ -286,7 +293,7 @@ def _groups(found: Inspection, named: str, now: int) -> Iterator[Finding]:
             )
         return
     for group in view.groups:
-        yield from _group(named, group, now)
+        yield from _group(mailbox, named, group, now)
     if view.group_count > len(view.groups):
         yield Finding(Level.NOTE, f"Only the first {len(view.groups)} of {view.group_count} groups were checked.")
     if there and mailbox.kind is not Kind.MEDIATION and all(group.idle for group in view.groups):
@@ -310,7 +317,7 @@ def _left_over(mailbox: Mailbox, address: str, there: int) -> Finding:
     )
 
 
-def _group(address: str, group: GroupView, now: int) -> Iterator[Finding]:
+def _group(mailbox: Mailbox, address: str, group: GroupView, now: int) -> Iterator[Finding]:
     name = group.name
     about = "" if group.exact else "up to "
     if group.open:
@@ -358,6 +365,7 @@ def _group(address: str, group: GroupView, now: int) -> Iterator[Finding]:
             f"Dead for group {name}: {least}{_messages(group.dead)}, each delivered "
             f"{format_count(group.max_deliver or 0, 'time')} without an ACK.",
             f"List them: `mediator dead list {address} --group {quote(name)}`. Then redrive or drop them.",
+            f"/mailboxes/{url_quote(mailbox.tenant, safe='')}/id:{mailbox.no}/dead/{url_quote(name, safe='')}",
         )
     if group.waiting:
         long = group.waiting_since is not None and now - group.waiting_since > QUIET

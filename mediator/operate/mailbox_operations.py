@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from mediator.broker import Broker
@@ -12,7 +12,7 @@ from mediator.errors import BadRequestError, MailboxExistsError
 from mediator.fields import Fields
 from mediator.mailboxes import creating, moving
 from mediator.mailboxes.address import DEFAULT_TENANT, NUMBERED, finds_address, parse_address, redact
-from mediator.mailboxes.bounds import MAX_ACK_WAIT, MAX_DESC, MAX_IDS, MAX_TAG, MAX_TAGS, MIN_ACK_WAIT
+from mediator.mailboxes.bounds import MAX_ACK_WAIT, MAX_DESC, MAX_IDS, MAX_TAG, MAX_TAGS, MIN_ACK_WAIT, Bounds
 from mediator.mailboxes.creating import Create
 from mediator.mailboxes.mailbox import Mailbox, MailboxRow, Retention
 from mediator.operate.diagnosis import Finding, Inspection, diagnose, inspect_mailbox, summarize
@@ -170,8 +170,12 @@ class MailboxOperations:
 
     async def _look(self, request: OperationRequest) -> Inspection:
         tenant, address = read_place(request)
-        broker = self._broker
-        return await broker.read(lambda tx, now: inspect_mailbox(tx, tenant, address, broker.bounds, now, broker.hooks))
+        broker, bounds = self._broker, self._bounds(tenant)
+        return await broker.read(lambda tx, now: inspect_mailbox(tx, tenant, address, bounds, now, broker.hooks))
+
+    def _bounds(self, tenant: str) -> Bounds:
+        """Return what bounds a tenant's mailboxes, by its own quota if it has one."""
+        return replace(self._broker.bounds, tenant=self._broker.quotas.of(tenant))
 
     @operation(
         "mailbox-set",
@@ -238,7 +242,10 @@ class MailboxOperations:
         found = await self._look(request)
         named = show_secret(found.mailbox.address, Right.READ_PAYLOAD)
         return {
-            "findings": [one.to_json() for one in diagnose(found, named, self._broker.bounds, self._broker.clock())]
+            "findings": [
+                one.to_json()
+                for one in diagnose(found, named, self._bounds(found.mailbox.tenant), self._broker.clock())
+            ]
         }
 
 

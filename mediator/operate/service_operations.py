@@ -4,22 +4,22 @@ import asyncio
 import os
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
 import structlog
-from cryptography import x509
 
 from mediator import __version__
 from mediator.broker import Broker
 from mediator.errors import BadRequestError, MediatorError, SetupError, StoreDamagedError, UnavailableError
-from mediator.http.health import Health, HealthReport
+from mediator.http.health import Health
 from mediator.journal import FOLDER as JOURNAL_FOLDER
 from mediator.journal.segments import read_gaps
 from mediator.mailboxes.address import DEFAULT_TENANT
 from mediator.mailboxes.bounds import DAY
+from mediator.operate.backlog import BacklogMeter
 from mediator.operate.diagnosis import DoctorCheck, Finding, Level
+from mediator.operate.findings import RecentRefusals, backlog_findings, readiness_findings
 from mediator.operate.operations import (
     ANY,
     COUNT,
@@ -38,6 +38,7 @@ from mediator.operate.operations import (
     or_null,
     table,
 )
+from mediator.operate.surroundings import certificate_findings
 from mediator.operate.units import format_bytes, format_count, format_time
 from mediator.settings.settings import TOKENS, Settings
 from mediator.store.base import Integrity
@@ -54,7 +55,6 @@ FREE_BYTES = 1 << 30
 """The disk is nearly full with less than this free, or less than :data:`FREE_PART` of it."""
 LARGE_WAL = 256 << 20
 """Bytes of a write-ahead log that is too long."""
-EXPIRES_SOON = timedelta(days=14)
 SHOWN = 10
 
 _RESTORE = (
@@ -101,28 +101,6 @@ def damage_findings(found: Integrity) -> Iterator[Finding]:
         )
     elif found.checked and not found.problems:
         yield Finding(Level.OK, "The database is intact.")
-
-
-def certificate_findings(files: Mapping[str, Path | None], now: datetime | None = None) -> Iterator[Finding]:
-    """Report certificates that have expired or will soon; ``files`` by the option that names each."""
-    now = now or datetime.now(UTC)
-    for option, file in files.items():
-        if file is None:
-            continue
-        try:
-            ends = x509.load_pem_x509_certificate(file.read_bytes()).not_valid_after_utc
-        except (OSError, ValueError):
-            yield Finding(
-                Level.PROBLEM, f"{option}: {file.name} cannot be read as a certificate.", "Put a PEM file there."
-            )
-            continue
-        if ends - now < EXPIRES_SOON:
-            when = "has expired" if ends <= now else "expires"
-            yield Finding(
-                Level.PROBLEM,
-                f"{option}: the certificate {when} on {ends:%Y-%m-%d %H:%M} UTC.",
-                "Replace the file by a renewed one; new connections use it at once.",
-            )
 
 
 def missing_findings(missing: int) -> Iterator[Finding]:
@@ -209,6 +187,8 @@ class ServiceOperations:
         nats_url: str,
         http_port: int,
         further: Sequence[DoctorCheck],
+        backlog: BacklogMeter,
+        refusals: RecentRefusals,
     ) -> None:
         """``further``: what the doctor looks at beside what belongs to every service."""
         self._broker = broker
@@ -218,6 +198,8 @@ class ServiceOperations:
         self._nats_url = nats_url
         self._http_port = http_port
         self._further = further
+        self._backlog = backlog
+        self._refusals = refusals
         self._since = time.time()
         self._damage: asyncio.Task[Integrity] | None = None
         self._damage_at = 0.0
@@ -232,18 +214,26 @@ class ServiceOperations:
         path="/doctor",
     )
     async def _installation(self, request: OperationRequest) -> Answer:
-        report = await self._health.report()
-        files = await asyncio.to_thread(self._files)
-        whole: list[Finding] = []
+        """Return problems first: whoever looks at night reads the top."""
+        report, backlog = await self._health.report(), await self._backlog.current()
+        found = [
+            *readiness_findings(report),
+            *self._refusals.findings(),
+            *backlog_findings(backlog, self._tenants.living, self._broker.quotas.of, self._settings.lag_minutes),
+            *await asyncio.to_thread(self._files),
+        ]
         try:
             if request.get("quick") is not True:
-                whole += damage_findings(await self._find_damage())
-            backlog, due = await self._broker.read(lambda tx, _now: (tx.outbox.backlog(), tx.delays.next_due()))
-            further = [finding for examine in self._further for finding in await examine()]
+                found += damage_findings(await self._find_damage())
+            waiting, due = await self._broker.read(lambda tx, _now: (tx.outbox.backlog(), tx.delays.next_due()))
+            found += self._load(waiting, due)
+            found += [finding for examine in self._further for finding in await examine()]
         except UnavailableError:
             # The readiness check says why; the rest does not need the store.
-            return {"findings": _dicts([*_readiness(report), *whole, *files])}
-        return {"findings": _dicts([*_readiness(report), *self._load(backlog, due), *further, *whole, *files])}
+            pass
+        order = list(Level)
+        found.sort(key=lambda finding: -order.index(finding.level))
+        return {"findings": [finding.to_json() for finding in found]}
 
     def _find_damage(self) -> Awaitable[Integrity]:
         """Check the whole database, one check at a time, whose result everybody gets who asks soon after it began."""
@@ -259,9 +249,7 @@ class ServiceOperations:
             *disk_findings(folder),
             *journal_findings(folder / JOURNAL_FOLDER, self._broker.clock()),
             *file_findings(folder),
-            *certificate_findings(
-                {"gateway.tls_cert": self._settings.gateway.tls_cert, "nats_cert": self._settings.nats_cert}
-            ),
+            *certificate_findings(self._settings.certificates),
         ]
 
     def _load(self, backlog: int, due: int | None) -> Iterator[Finding]:
@@ -350,18 +338,6 @@ class ServiceOperations:
             "waiting": broker.waiting,
             "tenants": {name: {"messages": held.messages, "bytes": held.bytes} for name, held in usage.items()},
         }
-
-
-def _readiness(report: HealthReport) -> Iterator[Finding]:
-    if report.ready:
-        yield Finding(Level.OK, f"The service is ready: {', '.join(report.checks)}.")
-    for name, said in report.checks.items():
-        if said != "ok":
-            yield Finding(Level.PROBLEM, f"{name}: {said}", "The service's log says more.")
-
-
-def _dicts(findings: list[Finding]) -> list[dict[str, str]]:
-    return [finding.to_json() for finding in findings]
 
 
 class SettingsOperations:

@@ -347,8 +347,24 @@ class Settings(BaseSettings):
         ge=0,
         le=10_000,
         description="How many tenants have series of their own in /metrics: messages stored, delivered, "
-        "acknowledged and refused by quotas, bytes, and what they hold; further ones are counted together. Each has up "
-        "to 14 series. 0 is off. Set it when you bill or bound tenants; /metrics then shows their names.",
+        "acknowledged and refused by quotas, bytes, what they hold and what waits; further ones are counted together. "
+        "Each has up to 20 series. 0 is off. Set it when you bill or bound tenants; /metrics then shows their names.",
+    )
+    metrics_mailboxes: Whole = Field(
+        default=0,
+        ge=0,
+        le=100,
+        description="How many mailboxes have series of their own in /metrics: those with the most messages, those "
+        "whose mail waits longest, and those with the most dead messages, so many of each. They are named by number "
+        "(`id:17`), as the console and the admin API take it, never by address. 0 is off.",
+    )
+    lag_minutes: Whole = Field(
+        default=10,
+        ge=0,
+        le=60 * 24 * 30,
+        description="How long a message may wait for a group before the group lags: `mediator doctor` and the console "
+        "say so, and the alert MediatorGroupsLagging fires. 0: for ever. Raise it where readers come once an hour or "
+        "once a night.",
     )
     store: StoreSettings = Field(
         default=StoreSettings(), description="When what is answered with success is on the disk."
@@ -450,6 +466,11 @@ class Settings(BaseSettings):
         nkey, creds, ca, cert, key = (None if file is None else str(file) for file in files)
         server = "" if self.nats_url is None else self.nats_url.get_secret_value()
         return Login(server, nkey=nkey, creds=creds, tls_ca=ca, tls_cert=cert, tls_key=key)
+
+    @property
+    def certificates(self) -> Mapping[str, Path | None]:
+        """The files with certificates by the options that name them."""
+        return {"gateway.tls_cert": self.gateway.tls_cert, "nats_cert": self.nats_cert}
 
     @property
     def tenant_names(self) -> list[str]:

@@ -40,6 +40,10 @@ class Store(Protocol):
     def waits_for(self) -> str | None:
         """Who keeps the transaction waiting that is open now, where that is known; from any thread."""
 
+    @property
+    def full(self) -> bool:
+        """Whether the disk has no more room than what is reserved for ACK and DELETE."""
+
     def transaction(self, keys: Sequence[MailboxKey] = ()) -> AbstractContextManager[Transaction]:
         """Open a transaction; leaving it commits to disk, an exception rolls it back.
 

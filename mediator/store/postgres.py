@@ -249,6 +249,11 @@ class PostgresStore:
                 if now - seen >= HOLDER_SECONDS and reader.execute(_END_HOLDER, (pid, since)) == [("true",)]:
                     _log.warning("ended a session of the database whose instance is frozen: it held a lock", pid=pid)
 
+    @property
+    def full(self) -> bool:
+        """See :class:`mediator.store.base.Store`."""
+        return self._reserve.short
+
     @contextmanager
     def transaction(self, keys: Sequence[MailboxKey] = ()) -> Iterator[Transaction]:
         """Open a transaction; see :class:`mediator.store.base.Store`."""
@@ -465,6 +470,10 @@ class PostgresDialect:
             " AND (expire_at IS NULL OR expire_at > ?)",
             (tenant, now),
         )[0]
+
+    def clock(self) -> int | None:
+        """Ask the server."""
+        return int(self.execute("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint")[0][0])
 
     def size(self) -> int:
         """Ask the server."""

@@ -174,6 +174,11 @@ class SqliteStore:
             self._sync = IntervalSync(path, self._log_file, sync_interval)
 
     @property
+    def full(self) -> bool:
+        """See :class:`mediator.store.base.Store`."""
+        return self._reserve.short
+
+    @property
     def damage(self) -> str | None:
         """See :class:`mediator.store.base.Store`."""
         if self._damaged is None or time.monotonic() - self._damaged[0] > DAMAGE_SECONDS:
@@ -472,6 +477,10 @@ class SqliteDialect:
             f" SELECT 1, size FROM mailbox JOIN message ON mailbox_no = no AND msg_id >= next_id WHERE {theirs})",
             (tenant, now, tenant, now),
         )[0]
+
+    def clock(self) -> int | None:
+        """It has none of its own."""
+        return None
 
     def size(self) -> int:
         """Count the pages."""

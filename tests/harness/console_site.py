@@ -19,11 +19,14 @@ from mediator.http.health import Health
 from mediator.nats.door import RecentRequests
 from mediator.operate.access import Access, CookieSealer, EndedSessions
 from mediator.operate.activity import SAMPLE_SECONDS, Activity
+from mediator.operate.backlog import BacklogMeter
+from mediator.operate.findings import RecentRefusals
 from mediator.operate.long_tasks import LongTaskOperations, LongTasks
 from mediator.operate.mailbox_operations import MailboxOperations, RankingOperations
 from mediator.operate.message_operations import DeadOperations, MessageOperations
 from mediator.operate.service_operations import ServiceOperations, SettingsOperations
 from mediator.operate.sign_in import SignIn
+from mediator.operate.surroundings import Surroundings
 from mediator.operate.tenant_operations import TenantOperations
 from mediator.tenants.directory import TenantDirectory, TenantUpdater
 from tests.harness.core import Core, core, make_settings
@@ -93,12 +96,16 @@ async def console_site(
             callers=callers,
             access=access,
             console=Console(inner.operations, access),
+            surroundings=Surroundings(inner.broker, inner.metrics, {}),
         )
         host.operations.add_methods(MailboxOperations(inner.broker, directory.names))
         host.operations.add_methods(ClientOperations(inner.broker, None, RecentRequests()))
         host.operations.add_methods(MessageOperations(inner.broker))
         host.operations.add_methods(DeadOperations(inner.broker))
-        host.operations.add_methods(ServiceOperations(inner.broker, settings, directory, health, "", 0, ()))
+        backlog = BacklogMeter(inner.broker, 10, 0)
+        refusals = RecentRefusals(inner.metrics.requests.counts)
+        service = ServiceOperations(inner.broker, settings, directory, health, "", 0, (), backlog, refusals)
+        host.operations.add_methods(service)
         host.operations.add_methods(SettingsOperations(settings, access.apply_settings))
         updater = TenantUpdater(inner.broker, directory, None, None)
         host.operations.add_methods(TenantOperations(inner.broker, settings, directory, updater))
@@ -107,7 +114,7 @@ async def console_site(
         open_part(host)
         sign_in = SignIn(access, settings, 0, inner.operations)
         sign_in.add_routes(app)
-        activity = Activity(inner.broker, settings, health, inner.metrics.registry, None)
+        activity = Activity(inner.broker, backlog, settings, health, inner.metrics.registry, None)
         await activity.open(inner.operations)
         host.add_job(activity.tick, SAMPLE_SECONDS)
         inner.operations.add_methods(RankingOperations(inner.broker))

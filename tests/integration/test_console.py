@@ -18,6 +18,7 @@ from mediator.http.health import Health
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Retention
 from mediator.operate.activity import Activity
+from mediator.operate.backlog import BacklogMeter
 from mediator.operate.operations import ROLES, Actor, Operations, Right
 from mediator.operate.run_history import RunHistory, RunOperations
 from mediator.operate.runs import process_name
@@ -254,7 +255,9 @@ async def test_delayed_messages_are_listed(site: ConsoleSite) -> None:
 
 async def test_activity_tells_what_was_done_and_is_stored(site: ConsoleSite) -> None:
     operations, metrics = Operations(), site.core.metrics
-    activity = Activity(site.core.broker, site.host.settings, Health(), metrics.registry, None)
+    activity = Activity(
+        site.core.broker, BacklogMeter(site.core.broker, 10, 0), site.host.settings, Health(), metrics.registry, None
+    )
     await activity.open(operations)
     site.core.broker.listen(metrics.committed)
     await site.core.create(retention=Retention.UNTIL_ACK)
@@ -337,7 +340,14 @@ async def test_instances_hear_of_each_other(tmp_path: Path, site: ConsoleSite) -
     for name in ("one", "two"):
         settings = make_settings(data_dir=tmp_path, instance=name)
         operations = Operations()
-        activity = Activity(site.core.broker, settings, Health(), site.core.metrics.registry, wire)
+        activity = Activity(
+            site.core.broker,
+            BacklogMeter(site.core.broker, 10, 0),
+            settings,
+            Health(),
+            site.core.metrics.registry,
+            wire,
+        )
         await activity.open(operations)
         await activity.tick()
         answers.append((operations, activity))

@@ -15,6 +15,7 @@ from docs.generators import asyncapi, http, metrics
 from mediator.http.app import build_app
 from registry.api.openapi import document
 from tests.harness.app import App, app
+from tests.harness.waiting import until
 
 DOCS = Path(__file__).parents[2] / "docs"
 MESSAGES = asyncapi.document()["components"]["messages"]
@@ -70,8 +71,14 @@ def applications() -> Iterator[list[web.Application]]:
 async def service(tmp_path_factory: pytest.TempPathFactory, applications: list[web.Application]) -> AsyncIterator[App]:
     webhook = {"enabled": True, "push_webhook": "https://push.example/ring"}
     folder = tmp_path_factory.mktemp("service")
-    async with app(folder, didcomm=webhook, registry={"semantic": True}, metrics_per_tenant=10) as running:
+    series = {"metrics_per_tenant": 10, "metrics_mailboxes": 10}
+    async with app(folder, didcomm=webhook, registry={"semantic": True}, **series) as running:
+        await until(lambda: shows_backlog(running))
         yield running
+
+
+async def shows_backlog(service: App) -> bool:
+    return b"mediator_stored_messages" in (await service.call("GET", "/metrics")).data
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -119,6 +126,8 @@ async def test_the_dashboard_shows_series_that_exist(service: App) -> None:
     assert len(shown) > 40
     places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in board["panels"]]
     assert len(set(places)) == len(places)
+    bare = [panel["title"] for panel in board["panels"] if panel["type"] != "row" and not panel["description"]]
+    assert bare == ["CPU", "Memory", "Open files"], "Prometheus' own series"
 
 
 @pytest.mark.asyncio(loop_scope="module")

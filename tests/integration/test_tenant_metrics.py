@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from mediator.mailboxes.address import redact
 from mediator.mailboxes.events import Event, EventType
 from mediator.metrics import Metrics, TenantMetrics
 from mediator.store.writer import Committed
-from tests.harness.app import ADA, TENANTS, App, app
+from tests.harness.app import ADA, BOB, TENANTS, App, app
 from tests.harness.waiting import until
 
 
@@ -68,3 +70,55 @@ def test_tenants_beyond_the_bound_are_counted_together() -> None:
     assert registry.get_sample_value("mediator_tenant_stored_bytes_total", named) == 20
     assert registry.get_sample_value("mediator_tenant_quota_refused_total", named) == 1
     assert registry.get_sample_value("mediator_tenant_stored_bytes_total", {"tenant": "a"}) == 20
+
+
+async def fill(service: App) -> None:
+    """Give acme a mailbox with waiting, delayed, leased and dead messages."""
+    await service.done("MAILBOX.CREATE", {"name": "secret.orders"}, "ada")
+    for _ in range(3):
+        await service.done("MSG.SEND.secret.orders", b"x", "ada")
+    config = {"ack_wait_ms": 60_000, "num_msgs": 1}
+    request = {"group_name": "hidden-group", "deliver": "earliest", "config": config}
+    await service.done("MSG.FETCH.secret.orders", request, "ada")
+
+
+async def metrics(service: App, token: str = "") -> str:
+    return (await service.call("GET", "/metrics", token=token)).data.decode()
+
+
+async def test_the_backlog_is_measured_without_being_asked_for(tmp_path: Path) -> None:
+    async with app(tmp_path, tenants=TENANTS) as service:
+        await fill(service)
+
+        async def measured() -> bool:
+            return "\nmediator_leased_messages 1.0\n" in await metrics(service)
+
+        await until(measured, within=30)
+        text = await metrics(service)
+        assert "\nmediator_stored_messages 3.0\n" in text
+        assert 'mediator_oldest_waiting_seconds{reader="group"}' in text
+        assert "\nmediator_quota_used_ratio 0.0\n" in text
+
+
+@pytest.mark.rule("A6", "A7")
+async def test_who_scrapes_learns_no_names_unless_asked_for(tmp_path: Path) -> None:
+    secrets = ("acme", "globex", "secret.orders", "hidden-group", redact("secret.orders"))
+    async with app(tmp_path, tenants=TENANTS) as service:
+        await fill(service)
+    async with app(tmp_path, tenants=TENANTS) as service:
+        await until(lambda: holds(service, "mediator_stored_messages 3.0"))
+        for token in ("", ADA, BOB, service.local_token):
+            text = await metrics(service, token)
+            assert [secret for secret in (*secrets, "id:1") if secret in text] == []
+    async with app(tmp_path, tenants=TENANTS, metrics_mailboxes=5) as service:
+        await until(lambda: holds(service, 'mediator_mailbox_messages{mailbox="id:1"} 3.0'))
+        text = await metrics(service)
+        assert [secret for secret in secrets if secret in text] == []
+    async with app(tmp_path, tenants=TENANTS, metrics_per_tenant=1) as service:
+        await until(lambda: holds(service, 'mediator_tenant_held_messages{tenant="acme"} 3.0'))
+        text = await metrics(service)
+        assert [secret for secret in secrets[1:] if secret in text] == [], "the second tenant has no series"
+
+
+async def holds(service: App, text: str) -> bool:
+    return text in await metrics(service)

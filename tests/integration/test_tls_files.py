@@ -13,7 +13,7 @@ from mediator.errors import SetupError
 from mediator.login import Login
 from mediator.nats.connection import Upstreams, connect
 from mediator.operate.diagnosis import Level
-from mediator.operate.service_operations import certificate_findings
+from mediator.operate.surroundings import certificate_findings
 from tests.harness.certificates import Certificate, issue
 from tests.harness.external import nats_server
 from tests.harness.gateway import gateway

@@ -179,6 +179,8 @@ WRONG = [
     ("didcomm.outbound_networks", '["home"]', ".0: expected a network such as 10.1.0.0/16, or an IP address"),
     ("didcomm.push_webhook", '"mailto:x"', "expected http://HOST[:PORT] or https://HOST[:PORT]"),
     ("metrics_per_tenant", "-1", "expected at least 0, got '-1'"),
+    ("metrics_mailboxes", "101", "expected at most 100, got '101'"),
+    ("lag_minutes", "-1", "expected at least 0, got '-1'"),
     ("otel", "1", "expected a table of options, got '1'"),
     ("otel.endpoint", '"localhost:4318"', "expected http://HOST:PORT or https://HOST:PORT"),
     ("otel.endpoint", '"http://ann:secret@localhost:4318"', "expected http://HOST:PORT or https://HOST:PORT"),

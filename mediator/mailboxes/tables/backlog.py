@@ -1,0 +1,167 @@
+"""What waits in all mailboxes, slice by slice, so that no question reads more than some thousand rows."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from mediator.mailboxes import rows
+from mediator.mailboxes.address import PUBLIC
+from mediator.mailboxes.mailbox import Kind, Retention
+from mediator.mailboxes.rows import Row
+from mediator.mailboxes.session import Table
+
+MAX_GROUPS: Final = 5_000
+"""Groups of a slice, unless one mailbox has more."""
+_AT_ONCE: Final = 100
+_NORMAL_WINDOW: Final = 1_000
+"""Messages among which the next one of the lane normal is searched, which has no index of its own."""
+
+
+@dataclass(slots=True)
+class GroupBacklog:
+    """What waits for one group. Times are milliseconds since the epoch."""
+
+    name: str
+    dead: int = 0
+    waiting_since: int | None = None
+    """When the oldest message came that the group was not given yet; None: there is none."""
+
+
+@dataclass(slots=True)
+class MailboxBacklog:
+    """What one mailbox holds."""
+
+    no: int
+    tenant: str
+    address: str
+    kind: Kind
+    messages: int
+    bytes: int
+    waiting_since: int | None = None
+    """When the oldest message came that waits for any reader."""
+    delayed: int = 0
+    """Messages that were sent with a delay and are not due yet."""
+    delayed_bytes: int = 0
+    given_back: int = 0
+    """Messages that groups gave back with a delay, counted for each group."""
+    leased: int = 0
+    groups: list[GroupBacklog] = field(default_factory=list)
+
+    @property
+    def dead(self) -> int:
+        """How many messages are dead, counted for each group."""
+        return sum(group.dead for group in self.groups)
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether the quota of mailboxes counts it (M1)."""
+        return self.kind is Kind.STANDARD and self.address != PUBLIC
+
+
+class Backlogs(Table):
+    """The mailboxes in order of their numbers, each with all that waits in it."""
+
+    def survey(self, after: int, limit: int, now: int) -> list[MailboxBacklog]:
+        """Return at most ``limit`` living mailboxes with numbers above ``after``; none: there are no more."""
+        found = self._execute(
+            "SELECT no, tenant, address, kind, messages, bytes,"
+            # Without a group, a message waits until it is acknowledged.
+            " CASE WHEN retention = ? AND NOT EXISTS (SELECT 1 FROM consumer WHERE mailbox_no = mailbox.no) THEN"
+            " (SELECT created_at FROM message WHERE mailbox_no = mailbox.no ORDER BY msg_id LIMIT 1) END"
+            " FROM mailbox WHERE no > ? AND address IS NOT NULL AND (expire_at IS NULL OR expire_at > ?)"
+            " ORDER BY no LIMIT ?",
+            (Retention.UNTIL_ACK.value, after, now, limit),
+        )
+        if not found:
+            return []
+        span = after, found[-1][0]
+        groups = self._execute(
+            "SELECT no, mailbox_no, name, state FROM consumer WHERE mailbox_no > ? AND mailbox_no <= ? LIMIT ?",
+            (*span, MAX_GROUPS + 1),
+        )
+        if len(groups) > MAX_GROUPS and len(found) > 1:
+            return self.survey(after, len(found) // 2, now)
+        mailboxes = {
+            no: MailboxBacklog(no, tenant, address, Kind(kind), messages, size, since)
+            for no, tenant, address, kind, messages, size, since in found
+        }
+        for no, count, size, *_ in self._dialect.uncounted("no > ? AND no <= ? AND address IS NOT NULL", span):
+            if no in mailboxes:
+                mailboxes[no].messages += count
+                mailboxes[no].bytes += size
+        delayed = self._execute(
+            "SELECT mailbox_no, count(*), sum(size) FROM delayed WHERE mailbox_no > ? AND mailbox_no <= ?"
+            " GROUP BY mailbox_no",
+            span,
+        )
+        for no, count, size in delayed:
+            if no in mailboxes:
+                mailboxes[no].delayed, mailboxes[no].delayed_bytes = count, int(size)
+        self._add_groups(mailboxes, [row for row in groups if row[1] in mailboxes], span, now)
+        return list(mailboxes.values())
+
+    def _add_groups(
+        self, mailboxes: Mapping[int, MailboxBacklog], groups: Sequence[Row], span: tuple[int, int], now: int
+    ) -> None:
+        if not groups:
+            return
+        made = {no: GroupBacklog(name) for no, _, name, _ in groups}
+        for no, mailbox_no, *_ in groups:
+            mailboxes[mailbox_no].groups.append(made[no])
+        leases = self._execute(
+            "SELECT group_no, mailbox_no, sum(dead), sum(CASE WHEN dead = 0 THEN delayed ELSE 0 END),"
+            " sum(CASE WHEN dead = 0 AND delayed = 0 AND until > ? THEN 1 ELSE 0 END)"
+            " FROM consumer JOIN lease ON group_no = consumer.no WHERE mailbox_no > ? AND mailbox_no <= ?"
+            " GROUP BY group_no, mailbox_no",
+            (now, *span),
+        )
+        with_dead = []
+        for no, mailbox_no, dead, given_back, leased in leases:
+            if mailbox_no in mailboxes:
+                mailboxes[mailbox_no].given_back += int(given_back)
+                mailboxes[mailbox_no].leased += int(leased)
+                if dead:
+                    with_dead.append(no)
+        # The clean-up looks at the leases of a message that is gone an hour later.
+        counted = self._for_each(
+            "SELECT group_no, count(*) FROM consumer JOIN lease ON group_no = consumer.no AND dead = 1"
+            " JOIN message ON message.mailbox_no = consumer.mailbox_no AND message.msg_id = lease.msg_id"
+            " WHERE {among} AND (message.expire_at IS NULL OR message.expire_at > ?) GROUP BY group_no",
+            "group_no",
+            with_dead,
+            after=(now,),
+        )
+        for no, dead in counted:
+            made[no].dead = dead
+        for no, since in self._next_messages([row for row in groups if mailboxes[row[1]].messages]):
+            made[no].waiting_since = since
+        for mailbox in mailboxes.values():
+            if mailbox.groups:
+                waiting = [group.waiting_since for group in mailbox.groups if group.waiting_since is not None]
+                mailbox.waiting_since = min(waiting, default=None)
+
+    def _next_messages(self, groups: Sequence[Row]) -> list[tuple[int, int]]:
+        """Return when the oldest message came that each group was not given yet, by the group's number."""
+        found: list[tuple[int, int]] = []
+        positions = self._session.positions
+        for start in range(0, len(groups), _AT_ONCE):
+            asked: list[int] = []
+            for no, mailbox_no, _, state in groups[start : start + _AT_ONCE]:
+                asked += (no, mailbox_no, *rows.delivered(positions.get(no) or state))
+            sql = _NEXT.replace("{rows}", ", (?, ?, ?, ?, ?, ?)" * (len(asked) // 6 - 1))
+            for no, *times in self._execute(sql, asked):
+                waiting = [at for at in times if at is not None]
+                if waiting:
+                    found.append((no, min(waiting)))
+        return found
+
+
+_BEHIND = "FROM message WHERE mailbox_no = asked.mailbox_no AND msg_id > "
+_LANE = f"(SELECT created_at {_BEHIND} %s AND lane = %d ORDER BY msg_id LIMIT 1)"
+# The first row tells PostgreSQL the types.
+_NEXT = (
+    "WITH asked (no, mailbox_no, critical, urgent, normal, low) AS (VALUES"
+    f" ({', '.join(['CAST(? AS BIGINT)'] * 6)}){{rows}}) SELECT no, {_LANE % ('critical', 0)}, {_LANE % ('urgent', 1)},"
+    f" (SELECT created_at FROM (SELECT lane, created_at {_BEHIND} normal ORDER BY msg_id LIMIT {_NORMAL_WINDOW})"
+    f" AS next WHERE lane = 2 LIMIT 1), {_LANE % ('low', 3)} FROM asked"
+)
