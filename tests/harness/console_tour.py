@@ -214,8 +214,13 @@ async def resize(tab: Tab, width: int, scheme: str = "light") -> None:
 
 
 async def examine(tab: Tab, url: str) -> list[str]:
-    """Return what is wrong with a page: what axe finds, and whether it is wider than the window."""
+    """Show a page, and return what is wrong with it."""
     await tab.show(url)
+    return await find_faults(tab)
+
+
+async def find_faults(tab: Tab) -> list[str]:
+    """Return what is wrong with the page that is shown: what axe finds, and whether it is wider than the window."""
     if not await tab.evaluate("typeof axe !== 'undefined'"):
         await tab.evaluate(f"{_axe()};0")
     found: list[str] = await tab.evaluate(AXE)

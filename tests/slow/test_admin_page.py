@@ -4,6 +4,7 @@ from pathlib import Path
 
 from tests.harness.app import app
 from tests.harness.browser import open_tab
+from tests.harness.console_tour import find_faults
 from tests.harness.waiting import until
 
 STATUS = "document.querySelector('.live-responses-table .response-col_status')?.innerText ?? ''"
@@ -23,6 +24,7 @@ async def test_an_operation_is_tried_out_in_the_browser(tmp_path: Path) -> None:
             await until(lambda found=found: tab.evaluate(found), what=f"{button} is there")
             await tab.evaluate(RUN % (operation, button))
         await until(lambda: tab.evaluate(f"{STATUS}.startsWith('200')"), what="the answer is shown")
+        assert await find_faults(tab) == []
         assert tab.complaints == []
         entries = (await service.call("GET", "/api/v1/audit")).json["entries"]
         assert [(one["actor"], one["operation"], one["result"]) for one in entries] == [
