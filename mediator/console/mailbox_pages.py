@@ -12,7 +12,7 @@ from mediator.broker import Broker
 from mediator.console.console import Console
 from mediator.console.pages import Page, Shown, Visit
 from mediator.console.streams import COMMENT, WRITE_SECONDS, event
-from mediator.console.tables import HOME, MAX_ROWS, PER_PAGE, Table
+from mediator.console.tables import HOME, MAX_ROWS, PER_PAGE, Table, next_step
 from mediator.errors import MediatorError
 from mediator.mailboxes.mailbox import Kind as MailboxKind
 from mediator.mailboxes.mailbox import Retention
@@ -39,7 +39,7 @@ SHOWN_BYTES: Final = 256 * 1024
 FOLLOW_SECONDS: Final = 1.0
 """At least so long between two events of a page that follows a mailbox, however busy that is."""
 _KINDS: Final = {MailboxKind.MEDIATION: "wallet", MailboxKind.LATEST: "latest"}
-_NO_MAILBOXES: Final = Markup("No mailboxes yet. Create one: <code>mediator mailbox create NAME</code>")
+_NO_MAILBOXES: Final = next_step("No mailboxes yet. Create one below, or:", "mediator mailbox create NAME")
 RETENTIONS: Final = {
     Retention.KEEP.value: "keep: until it expires or is deleted",
     Retention.UNTIL_ACK.value: "until_ack: a work queue, the first ACK removes a message",

@@ -144,12 +144,16 @@ def cell(row: Answer, column: Column, rights: frozenset[Right] = frozenset()) ->
             shown = when(value)
         case Kind.STATE:
             shown = state(value)
+        case Kind.LANE:
+            shown = Markup('<span class="lane {0}">{0}</span>').format(value)
         case Kind.CODE:
             shown = Markup('<span class="address">{}</span>').format(text(value))
         case _:
             shown = text(value)
     if column.prefix is not None:
         shown = column.prefix(row) + shown
+    if column.alarm and value:
+        shown = Markup('<strong class="bad">{}</strong>').format(shown)
     if column.link and column.link_right in rights:
         path = column.link.format_map({name: quote(str(each), safe=":") for name, each in row.items()})
         shown = Markup('<a id="{0}" href="{0}">{1}</a>').format(HOME + path, shown)
@@ -394,6 +398,15 @@ def _csv(value: Any, column: Column) -> Any:
         return _iso(value) if column.kind is Kind.TIME else value
     written = value if isinstance(value, str) else orjson.dumps(value).decode()
     return _FORMULA.sub(r"\1'", written)
+
+
+def next_step(text: str, command: str) -> Markup:
+    """Write what to do where there is nothing yet: a text, and a command with a button that copies it."""
+    name = f"command-{'-'.join(re.findall('[a-z]+', command))}"
+    return Markup(
+        '{} <code id="{}">{}</code> <button type="button" class="quiet" data-copy="{}" aria-label="Copy the command">'
+        "Copy</button>"
+    ).format(text, name, command, name)
 
 
 def prose(text: str) -> Markup:

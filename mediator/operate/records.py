@@ -79,6 +79,8 @@ class Column:
     """What that page needs; without it, a value is no link."""
     bound: str = ""
     """The field of the record that has the bounds of such values, by their names."""
+    alarm: bool = False
+    """Whether a number above 0 is bad news."""
     prefix: Callable[[Answer], str] | None = None
     """Returns what stands before the value of a record, such as "≤ "."""
     right: Right = Right.READ
@@ -324,6 +326,7 @@ class GroupView(Record):
         int,
         Column(
             link="/mailboxes/{tenant}/{mail_address}/dead/{name}",
+            alarm=True,
             prefix=lambda group: "≥ " if group["dead_more"] else "",
         ),
     ]

@@ -195,6 +195,37 @@ async def has(tab: Tab, numbers: list[int]) -> bool:
     return bool(await tab.evaluate(NUMBERS) == numbers)
 
 
+async def test_a_page_says_when_the_service_is_gone(tab: Tab, service: Service) -> None:
+    await sign_in(tab, origin(service))
+    await tab.show(f"{origin(service)}{BOX}")
+    await until(lambda: shows(tab, "Live."), what="the page is live")
+    grey = "document.body.classList.contains('stale')"
+    assert not await tab.evaluate(grey)
+    await service.kill()
+    await until(lambda: shows(tab, "The service does not answer since"), what="the page says so")
+    assert await tab.evaluate(grey)
+    await service.serve()
+    await until(lambda: shows(tab, "Live."), what="the page is live again", within=30)
+    assert not await tab.evaluate(grey)
+    assert not await shows(tab, "does not answer")
+
+
+async def test_selected_messages_are_moved_by_the_mouse(tab: Tab, service: Service) -> None:
+    await sign_in(tab, origin(service))
+    await tab.show(f"{origin(service)}{BOX}")
+    before = len(await tab.evaluate(NUMBERS))
+    await tab.evaluate("document.querySelector('#messages [data-all]').click()")
+    assert await tab.evaluate("document.querySelectorAll('#messages tbody :checked').length") == before
+    await tab.evaluate("document.querySelector('#messages [data-all]').click()")
+    for place in (0, 1):
+        await tab.evaluate(f"document.querySelectorAll('#messages tbody [type=checkbox]')[{place}].click()")
+    await tab.evaluate("document.querySelector('#to-address').value = 'billing.invoices'")
+    await tab.evaluate("document.querySelector('#messages-selected button[formaction$=message-move]').click()")
+    await until(lambda: shows(tab, "Messages moved: 2."), what="they are moved")
+    assert len(await tab.evaluate(NUMBERS)) == before - 2
+    assert tab.complaints == []
+
+
 async def test_what_is_typed_into_a_filter_is_not_taken_away(tab: Tab, services: Services) -> None:
     service = services.new()
     service.environment |= settings(service)

@@ -1,4 +1,7 @@
 "use strict";
+// Times are written as everywhere on these pages: UTC, 24 hours.
+const utc = (at, from = 0, to = 19) => `${at.toISOString().slice(from, to).replace("T", " ")}Z`;
+
 // What htmx and uPlot leave to do: live pages while somebody looks at them, and plots in the page's colours.
 
 // A page says where its events come from (data-live); an event replaces the part of that name (data-event),
@@ -12,10 +15,15 @@ function follow(state) {
     const url = new URL(state.dataset.live, location);
     if (seen) url.searchParams.set("after", seen);
     source = new EventSource(url);
-    source.onopen = () => say("Live.");
-    source.onerror = () => say(source.readyState === EventSource.CLOSED
-      ? "Not live: you are signed out, or the service has no room for another live page. Reload to try again."
-      : "Reconnecting…");
+    source.onopen = () => { say("Live."); find(); };
+    source.onerror = () => {
+      if (source.readyState === EventSource.CLOSED) {
+        say("Not live: you are signed out, or the service has no room for another live page. Reload to try again.");
+      } else {
+        say("Reconnecting…");
+        lose();
+      }
+    };
     for (const part of document.querySelectorAll("[data-event]")) {
       source.addEventListener(part.dataset.event, (event) => {
         const many = Number(part.dataset.prepend);
@@ -78,7 +86,8 @@ async function plot(url) {
       width: figure.clientWidth,
       height: 200,
       scales: {x: {time: true}, y: {range: (_, low, high) => [0, Math.max(high * 1.05, 1)]}},
-      series: [{value: (_, at) => at === null ? "" : new Date(at * 1000).toLocaleTimeString()}, ...names.map((name, index) => ({
+      tzDate: (at) => uPlot.tzDate(new Date(at * 1000), "Etc/UTC"),
+      series: [{value: (_, at) => at === null ? "" : utc(new Date(at * 1000), 11)}, ...names.map((name, index) => ({
         label: name.split(".").pop(),
         stroke: colour(`--c${names.length === 1 ? 2 : index % 4}`),
         dash: [[], [8, 4], [], [2, 4]][names.length === 1 ? 0 : index % 4],
@@ -86,7 +95,7 @@ async function plot(url) {
         points: {show: false},
         value: (_, value) => value === null ? "–" : String(Number(value.toPrecision(3))),
       }))],
-      axes: [axis, {...axis, size: 60, values: (_, ticks) => ticks.map((tick) => tick.toLocaleString("en", {notation: "compact"}))}],
+      axes: [{...axis, values: (_, ticks) => ticks.map((at) => utc(new Date(at * 1000), 11, 16))}, {...axis, size: 60, values: (_, ticks) => ticks.map((tick) => tick.toLocaleString("en", {notation: "compact"}))}],
     };
     drawn.set(figure, new uPlot(options, rows(figure), figure));
   }
@@ -106,29 +115,44 @@ async function plot(url) {
   });
 }
 
-// Links, and secrets that are shown once: a button copies one, or selects it where the browser lets no page copy.
-function offerCopies(page) {
-  const said = page.querySelector("[data-copied]");
-  for (const button of page.querySelectorAll("[data-copy]")) {
-    button.hidden = false;
-    button.addEventListener("click", async () => {
-      const secret = document.getElementById(button.dataset.copy);
-      try {
-        await navigator.clipboard.writeText(secret.textContent);
-        said.textContent = "Copied.";
-      } catch {
-        getSelection().selectAllChildren(secret);
-        said.textContent = "Selected: copy it with the keyboard.";
-      }
-    });
+// Links, commands, and secrets that are shown once: a button copies one, or selects it where no page may copy.
+document.addEventListener("click", async ({target}) => {
+  if (!target.matches("[data-copy]")) return;
+  const said = document.querySelector("[data-copied]");
+  const text = document.getElementById(target.dataset.copy);
+  try {
+    await navigator.clipboard.writeText(text.textContent);
+    said.textContent = target.textContent = "Copied.";
+  } catch {
+    getSelection().selectAllChildren(text);
+    said.textContent = target.textContent = "Selected: copy it with the keyboard.";
   }
-  // Loading the page again leads on, and does not repeat what was done.
-  const onward = page.querySelector("[data-replace]");
-  if (onward) history.replaceState(null, "", onward.getAttribute("href"));
+});
+
+// When the service does not answer, the page says so and greys its numbers until it does.
+let lostAt = null;
+function lose() {
+  lostAt ??= new Date();
+  const gone = document.getElementById("gone");
+  if (!gone) return;
+  gone.hidden = false;
+  gone.textContent = `The service does not answer since ${utc(lostAt)}. What stands here is older. Trying again…`;
+  document.body.classList.add("stale");
 }
+function find() {
+  lostAt = null;
+  const gone = document.getElementById("gone");
+  if (gone) gone.hidden = true;
+  document.body.classList.remove("stale");
+}
+document.addEventListener("htmx:sendError", lose);
+document.addEventListener("htmx:timeout", lose);
+document.addEventListener("htmx:afterOnLoad", find);
 
 addEventListener("DOMContentLoaded", () => {
-  offerCopies(document);
+  // Loading the page again leads on, and does not repeat what was done.
+  const onward = document.querySelector("[data-replace]");
+  if (onward) history.replaceState(null, "", onward.getAttribute("href"));
   const state = document.querySelector("[data-live]");
   if (state) follow(state);
   const plots = document.querySelector("[data-samples]");
