@@ -116,15 +116,16 @@ class Surroundings:
 async def _reach(watched: PublicUrl) -> str:
     """Return why a URL does not lead here, empty if it does."""
     try:
+        trusted = await asyncio.to_thread(ssl.create_default_context)
         async with (
             ClientSession(timeout=_TIMEOUT) as session,
-            session.get(watched.url, allow_redirects=False) as answer,
+            session.get(watched.url, allow_redirects=False, ssl=trusted) as answer,
         ):
             if answer.status != 200:
                 return f"expected status 200, got {answer.status}"
             if watched.proof() not in (await answer.content.read(_MAX_BODY)).decode(errors="replace"):
                 return "another service answers there"
-        watched.certificate_ends = await _certificate_end(URL(watched.url))
+        watched.certificate_ends = await _certificate_end(URL(watched.url), trusted)
     except TimeoutError:
         return f"no answer within {_TIMEOUT.total:g} s"
     except (ClientError, OSError, ValueError) as error:
@@ -132,12 +133,12 @@ async def _reach(watched: PublicUrl) -> str:
     return ""
 
 
-async def _certificate_end(url: URL) -> datetime | None:
+async def _certificate_end(url: URL, trusted: ssl.SSLContext) -> datetime | None:
     """Return when the certificate expires that a server shows."""
     if url.scheme != "https":
         return None
     async with asyncio.timeout(_TIMEOUT.total):
-        _, writer = await asyncio.open_connection(url.host, url.port, ssl=ssl.create_default_context())
+        _, writer = await asyncio.open_connection(url.host, url.port, ssl=trusted)
     try:
         certificate = writer.get_extra_info("peercert")
         return datetime.fromtimestamp(ssl.cert_time_to_seconds(certificate["notAfter"]), UTC)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from mediator.broker import wall_clock
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Retention
 from mediator.mailboxes.tables import backlog
@@ -113,3 +114,13 @@ def test_many_groups_make_slices_smaller(broker: Broker, monkeypatch: pytest.Mon
     found = survey(broker)
     assert [len(each.groups) for each in found.values()] == [3] * 5
     assert all(group.waiting_since == START for each in found.values() for group in each.groups)
+
+
+def test_a_database_server_tells_its_time(broker: Broker) -> None:
+    with broker.store.reading() as tx:
+        told = tx.session.dialect.clock()
+    if broker.store.quick:
+        assert told is None, "it is in this process"
+    else:
+        assert told is not None
+        assert abs(told - wall_clock()) < 60_000, "on the same machine"
