@@ -218,10 +218,16 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
+def chart_alerts() -> str:
+    """Return the alert rules for the Helm chart, which can read no file outside its folder."""
+    return (Path(__file__).parent / "alerts.rules.yml").read_text(encoding="utf-8")
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "configuration.md": configuration,
     "commands.md": commands,
     "metrics.md": metrics.write,
+    "../deploy/helm/mediator/files/alerts.rules.yml": chart_alerts,
     "http.md": http.write,
     "didcomm-protocols.md": didcomm.write,
     "asyncapi.json": asyncapi.write,

@@ -19,7 +19,10 @@ ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 COMPOSE = DEPLOY / "compose"
 CHART = DEPLOY / "helm" / "mediator"
-SHARED = ["--set", "replicas=3,existingSecret=keys,ingress.enabled=true,serviceMonitor.enabled=true"]
+WATCHED = "serviceMonitor.enabled=true,prometheusRule.enabled=true,networkPolicy.enabled=true"
+SHARED = ["--set", f"replicas=3,existingSecret=keys,ingress.enabled=true,{WATCHED}"]
+OF_OPERATOR = {"ServiceMonitor", "PrometheusRule"}
+"""Kinds that the Prometheus operator brings."""
 
 
 def run(tool: str, *arguments: str | Path) -> str:
@@ -134,11 +137,48 @@ def test_nats_server_takes_its_configuration():
     assert checked.returncode == 0, checked.stderr
 
 
+def rendered(*values: str) -> dict[str, Any]:
+    """Render the chart, and return what it makes by kind; where there are several, the last."""
+    options = ["--set", ",".join(values)] if values else []
+    items = yaml.safe_load_all(run("helm", "template", "mail", CHART, *options))
+    return {item["kind"]: item for item in items if item}
+
+
+def test_nothing_needs_an_operator_unless_asked_for():
+    assert {*rendered()} & {*OF_OPERATOR, "NetworkPolicy", "Ingress"} == set()
+
+
+def test_the_chart_brings_the_alerts():
+    rule = rendered("prometheusRule.enabled=true", "prometheusRule.labels.release=prometheus")["PrometheusRule"]
+    assert rule["spec"] == yaml.safe_load((ROOT / "docs" / "alerts.rules.yml").read_text())
+    assert rule["metadata"]["labels"]["release"] == "prometheus"
+
+
+def test_the_chart_is_scraped_in_the_job_of_the_alerts():
+    made = rendered("serviceMonitor.enabled=true")
+    label = made["ServiceMonitor"]["spec"]["jobLabel"]
+    service = made["Service"]
+    assert service["metadata"]["labels"][label] == "mediator"
+    assert made["ServiceMonitor"]["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+
+
+@pytest.mark.parametrize(("replicas", "ports"), [(1, ["nats", "http"]), (3, ["http"])])
+def test_a_policy_lets_in_only_who_is_named(replicas, ports):
+    made = rendered(f"replicas={replicas}", "existingSecret=keys", "networkPolicy.enabled=true")
+    policy = made["NetworkPolicy"]["spec"]
+    assert policy["policyTypes"] == ["Ingress"]
+    assert [rule["ports"][0]["port"] for rule in policy["ingress"]] == ports
+    # A rule without peers would let in everybody.
+    assert all(rule["from"] == [{"podSelector": {}}] for rule in policy["ingress"])
+    pods = made["StatefulSet"]["spec"]["template"]["metadata"]
+    assert policy["podSelector"]["matchLabels"].items() <= pods["labels"].items()
+
+
 @pytest.mark.parametrize("options", [[], SHARED], ids=["one instance", "three that share"])
 def test_the_chart_renders_what_kubernetes_takes(options, tmp_path):
     run("helm", "lint", "--strict", CHART, *options)
     rendered = run("helm", "template", "mail", CHART, *options)
-    known = [item for item in yaml.safe_load_all(rendered) if item and item["kind"] != "ServiceMonitor"]
+    known = [item for item in yaml.safe_load_all(rendered) if item and item["kind"] not in OF_OPERATOR]
     (tmp_path / "all.yaml").write_text(yaml.safe_dump_all(known))
     run("kubernetes-validate", "--strict", tmp_path / "all.yaml")
     (pods,) = [item["spec"]["template"]["spec"] for item in known if item["kind"] == "StatefulSet"]
@@ -153,6 +193,8 @@ def test_the_chart_renders_what_kubernetes_takes(options, tmp_path):
         ("replicas=0", "replicas"),
         ("storage.size=lots", "size"),
         ("replica=1", "replica"),
+        ("networkPolicy.httpFrom=null", "httpFrom"),
+        ("networkPolicy.natsFrom=null", "natsFrom"),
     ],
 )
 def test_the_chart_says_what_is_wrong_with_values(option, said):
