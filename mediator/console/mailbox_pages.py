@@ -52,7 +52,19 @@ _ORDERS: Final = {
     "mail_address": "address",
 }
 _MAILBOXES: Final = RankedMailbox.columns(
-    "mail_address", "messages", "bytes", "oldest_at", "newest_at", "rate", "tenant", "kind", "expire_at"
+    "mail_address",
+    "messages",
+    "ready",
+    "leased",
+    "delayed",
+    "dead",
+    "rate",
+    "rate_out",
+    "oldest_at",
+    "bytes",
+    "tenant",
+    "kind",
+    "expire_at",
 )
 _GROUPS: Final = GroupView.columns(
     "name", "waiting", "open", "leased", "delayed", "due", "dead", "next_lease_end", "max_deliver"

@@ -131,7 +131,8 @@ def cell(row: Answer, column: Column, rights: frozenset[Right] = frozenset()) ->
     shown: Markup | str
     match column.kind:
         case Kind.NUMBER:
-            shown = number(value)
+            # Zeros stand back, so that what is there stands out.
+            shown = number(value) if value else Markup('<span class="soft">0</span>')
         case Kind.COUNTS:
             shown = counts(value)
         case Kind.SIZE:

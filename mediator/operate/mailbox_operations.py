@@ -5,7 +5,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from mediator.broker import Broker
 from mediator.errors import BadRequestError, MailboxExistsError
@@ -15,6 +15,7 @@ from mediator.mailboxes.address import DEFAULT_TENANT, NUMBERED, finds_address, 
 from mediator.mailboxes.bounds import MAX_ACK_WAIT, MAX_DESC, MAX_IDS, MAX_TAG, MAX_TAGS, MIN_ACK_WAIT, Bounds
 from mediator.mailboxes.creating import Create
 from mediator.mailboxes.mailbox import Mailbox, MailboxRow, Retention
+from mediator.mailboxes.tables.backlog import Backlogs, MailboxBacklog
 from mediator.operate.diagnosis import Finding, Inspection, diagnose, inspect_mailbox, summarize
 from mediator.operate.operations import (
     ADDRESS,
@@ -305,17 +306,17 @@ class _Look:
     at: float
     rows: list[MailboxRow]
 
-    def next_ids(self) -> dict[int, int]:
-        return {row.no: row.next_id for row in self.rows}
+    def counts(self) -> "dict[int, _Flow]":
+        return {row.no: _Flow(row.next_id, row.next_id - row.messages) for row in self.rows}
 
 
 @dataclass(slots=True)
 class _Question:
-    """The last look for a tenant and a prefix, and what an earlier one found, for rates."""
+    """The last look for a tenant and a prefix, and what an earlier one counted, for rates."""
 
     look: _Look
     since: float
-    next_ids: dict[int, int]
+    counts: "dict[int, _Flow]"
 
 
 class RankingOperations:
@@ -358,7 +359,7 @@ class RankingOperations:
             "depth": lambda row: -row.messages,
             "size": lambda row: -row.bytes,
             "age": lambda row: now if row.oldest_at is None else row.oldest_at,
-            "rate": lambda row: -rates.get(row.no, 0),
+            "rate": lambda row: -rates.get(row.no, _NO_RATES).came,
         }
         if is_allowed(Right.READ_PAYLOAD):
             rows = look.rows
@@ -368,8 +369,10 @@ class RankingOperations:
             rows.sort(key=lambda row: (row.tenant, redact(row.address)))
         if order in keys:
             rows = sorted(rows, key=keys[order])
+        shown = rows[skip : skip + limit]
+        held = await self._broker.read(lambda tx, now: _held(tx, [row.no for row in shown], now))
         return {
-            "mailboxes": [_rank(row, rates.get(row.no)).to_json() for row in rows[skip : skip + limit]],
+            "mailboxes": [_rank(row, rates.get(row.no), held.get(row.no)).to_json() for row in shown],
             "looked_at": len(rows),
             "complete": len(rows) < LOOKED_AT,
         }
@@ -380,9 +383,9 @@ class RankingOperations:
         if question is None or now - question.look.at > FRESH_SECONDS:
             look = _Look(now, await self._broker.read(lambda tx, at: _survey(tx, tenant, prefix, at)))
             if question is None or now - question.look.at > RATE_SECONDS:
-                question = _Question(look, now, look.next_ids())
+                question = _Question(look, now, look.counts())
             elif now - question.since > RATE_SECONDS:
-                question = _Question(look, question.look.at, question.look.next_ids())
+                question = _Question(look, question.look.at, question.look.counts())
             else:
                 question.look = look
         self._questions[tenant, prefix] = question
@@ -398,15 +401,48 @@ def _survey(tx: Transaction, tenant: str, prefix: str, now: int) -> list[Mailbox
     return found
 
 
-def _rates(question: _Question) -> dict[int, float]:
-    """Return messages a second since the earlier look, of the mailboxes that were there."""
+class _Flow(NamedTuple):
+    """Messages that came to a mailbox and that left it, in all or in a second."""
+
+    came: float
+    left: float
+
+
+_NO_RATES: Final = _Flow(0, 0)
+
+
+def _rates(question: _Question) -> dict[int, _Flow]:
+    """Return what came and left in a second since the earlier look, for the mailboxes that were there."""
     spent = question.look.at - question.since
     if spent < MIN_RATE_SECONDS:
         return {}
-    before = question.next_ids
-    return {row.no: (row.next_id - before[row.no]) / spent for row in question.look.rows if row.no in before}
+    before = question.counts
+    return {
+        no: _Flow((now.came - before[no].came) / spent, (now.left - before[no].left) / spent)
+        for no, now in question.look.counts().items()
+        if no in before
+    }
 
 
-def _rank(row: MailboxRow, rate: float | None) -> RankedMailbox:
-    renamed = {"mail_address": row.address, "number": row.no, "newest_at": row.last_at or None}
-    return RankedMailbox.of(row, **renamed, rate=rate)
+def _held(tx: Transaction, numbers: Sequence[int], now: int) -> dict[int, MailboxBacklog]:
+    """Return what waits in each of these mailboxes, those that live."""
+    table = tx.table(Backlogs)
+    return {found.no: found for no in numbers for found in table.survey(no - 1, 1, now)}
+
+
+def _rank(row: MailboxRow, rates: _Flow | None, held: MailboxBacklog | None) -> RankedMailbox:
+    leased, delayed, given_back, dead = (
+        (held.leased, held.delayed, held.given_back, held.dead) if held is not None else (0, 0, 0, 0)
+    )
+    return RankedMailbox.of(
+        row,
+        mail_address=row.address,
+        number=row.no,
+        newest_at=row.last_at or None,
+        ready=max(0, row.messages - leased - given_back - dead),
+        leased=leased,
+        delayed=delayed + given_back,
+        dead=dead,
+        rate=None if rates is None else rates.came,
+        rate_out=None if rates is None else max(0.0, rates.left),
+    )

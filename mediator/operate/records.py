@@ -265,11 +265,20 @@ class RankedMailbox(Record):
     kind: mailbox.Kind
     retention: mailbox.Retention
     messages: int
+    ready: Annotated[int, described("Messages that no worker holds, no delay hides, and that are not dead.")]
+    leased: Annotated[int, described("In the hands of workers now, counted for each group.")]
+    delayed: Annotated[int, described("Not yet visible, or given back with a delay.")]
+    dead: Annotated[int, Column(alarm=True), described("Delivered as often as may be, counted for each group.")]
     bytes: Annotated[Bytes, Column("size")]
     newest_at: Time | None
-    oldest_at: Time | None
+    oldest_at: Annotated[Time | None, Column("oldest")]
     expire_at: Annotated[Time | None, Column("expires", absent="never")]
     rate: Annotated[Rate | None, Column("in/s"), described("Messages a second that came lately; null: not known yet.")]
+    rate_out: Annotated[
+        Rate | None,
+        Column("out/s"),
+        described("Messages a second that left lately: acknowledged where an ACK removes them, expired, or removed."),
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,9 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,10 @@ from mediator.console.pages import Page, Shown, Visit
 from mediator.errors import SetupError
 from mediator.host import Host
 from mediator.http.health import Health
+from mediator.mailboxes.fetching import Deliver, Fetch
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Retention
+from mediator.mailboxes.settling import Ack, Nack, nack
 from mediator.operate.activity import Activity
 from mediator.operate.backlog import BacklogMeter
 from mediator.operate.operations import ROLES, Actor, Operations, Right
@@ -225,6 +229,33 @@ async def test_mailboxes_are_ranked(site: ConsoleSite) -> None:
     assert page.index("a.one") < page.index("a.three") < page.index("b.two")
     found = await run(site, "mailbox-rank", order="depth", skip=1, limit=1)
     assert [each["mail_address"] for each in found["mailboxes"]] == ["b.two"]
+
+
+@pytest.mark.rule("F6", "F7", "S4")
+async def test_a_mailbox_is_listed_with_what_waits_in_it(site: ConsoleSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    for address in ("task", "other"):
+        await site.core.create(address, retention=Retention.UNTIL_ACK)
+    for _ in range(6):
+        await site.core.send()
+    await site.core.send(delay=3_600_000)
+    take = partial(Fetch, "default", "task", "g", Deliver.EARLIEST, max_wait=0)
+    await site.core.broker.fetch(take(num_msgs=2, ack_wait=1000, max_deliver=1))
+    site.core.clock.ahead += 1000
+    await site.core.broker.fetch(take(num_msgs=2, ack_wait=60_000))
+    given_back = Nack("default", "task", "g", [3], 60_000)
+    await site.core.broker.write(lambda tx, now: nack(tx, given_back, now))
+    [found] = (await run(site, "mailbox-rank", prefix="task"))["mailboxes"]
+    assert [found[name] for name in ("messages", "ready", "leased", "delayed", "dead")] == [6, 2, 1, 2, 2]
+    assert (found["rate"], found["rate_out"]) == (None, None)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 10)
+    await site.core.send()
+    await site.core.broker.ack(Ack("default", "task", "g", [2]))
+    [found] = (await run(site, "mailbox-rank", prefix="task"))["mailboxes"]
+    assert (round(found["rate"], 2), round(found["rate_out"], 2)) == (0.1, 0.1)
+    page = await site.read("/console/mailboxes")
+    assert '<strong class="bad">2</strong>' in page
+    assert page.index("In/s") < page.index("Out/s") < page.index("Oldest")
 
 
 async def test_messages_are_listed_by_lane_and_page_by_page(site: ConsoleSite) -> None:
