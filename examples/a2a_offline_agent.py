@@ -7,7 +7,7 @@ Two programs, which share nothing but the mediator:
 
 Callers see one ordinary A2A agent. The bridge stores each request as mail and answers with a task; the agent fetches
 the mail when it runs and answers by mail, which completes the task. Tasks are kept in a mailbox, too, one message for
-each, so neither of the two loses anything when it is killed. docs/a2a.md explains it.
+each, so neither of the two loses anything when it is killed. docs/howto/a2a.md explains it.
 """
 
 import argparse

@@ -4,7 +4,7 @@
     python examples/langchain_tools.py
 
 The model here says what it was told to say, so that the program runs without a key. Put in its place any chat model
-with tool calling, such as ChatAnthropic or ChatOpenAI; nothing else changes. docs/langchain.md explains it.
+with tool calling, such as ChatAnthropic or ChatOpenAI; nothing else changes. docs/howto/langchain.md explains it.
 """
 
 import argparse

@@ -1,10 +1,10 @@
 """Request and reply between agents that are never online together: their mailboxes keep both.
 
-Beside a running service (`mediator serve`), one after the other::
+Beside a running service (`mediator serve`)::
 
-    python examples/request_reply.py ask [nats://HOST:PORT]
-    python examples/request_reply.py answer [nats://HOST:PORT]
-    python examples/request_reply.py read [nats://HOST:PORT]
+    python examples/request_reply.py [nats://HOST:PORT]
+
+That asks, answers and reads, one after the other. With `ask`, `answer` or `read` as its first word it does that one.
 
 A request says in `reply_to` where the answer is wanted. An answer whose `key` names its request replaces an earlier
 one, so a request that is answered twice, by an agent that crashed in between, has one answer.
@@ -15,7 +15,8 @@ import sys
 
 from mediator.client import Client
 
-URL = sys.argv[2] if len(sys.argv) > 2 else "nats://127.0.0.1:4222"
+WORDS = sys.argv[1:]
+URL = WORDS.pop() if WORDS and "://" in WORDS[-1] else "nats://127.0.0.1:4222"
 ORACLE, ASKER = "example.oracle", "example.asker"
 
 
@@ -47,11 +48,13 @@ async def read(client: Client) -> None:
         await box.ack(message, group="asker")
 
 
-async def main(step: str) -> None:
-    """Do one of the three."""
-    async with Client(URL) as client:
-        await {"ask": ask, "answer": answer, "read": read}[step](client)
+async def main() -> None:
+    """Do what the words say, or all three."""
+    steps = {"ask": ask, "answer": answer, "read": read}
+    for step in WORDS or steps:
+        async with Client(URL) as client:
+            await steps[step](client)
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1]))
+    asyncio.run(main())

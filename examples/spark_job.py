@@ -6,7 +6,7 @@ Needs the extra `pipeline` (`pip install 'agent-mediator[pipeline]'` also brings
     mediator mailbox create example.totals
     mediator send example.orders '{"product": "tea", "price": 4}'
     mediator send example.orders '{"product": "tea", "price": 5}'
-    python examples/spark_job.py mediator-data [nats://HOST:PORT]
+    python examples/spark_job.py [mediator-data] [nats://HOST:PORT]
     mediator query example.totals
 
 The data source reads the service's database, read-only, so reading moves no consumer group; it sends over NATS like any
@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 from pipeline.session import session
 from pipeline.source.datasource import register
 
-DATA_DIR = sys.argv[1]
+DATA_DIR = sys.argv[1] if len(sys.argv) > 1 else "mediator-data"
 URL = sys.argv[2] if len(sys.argv) > 2 else "nats://127.0.0.1:4222"
 
 

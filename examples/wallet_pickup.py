@@ -1,12 +1,12 @@
 """A wallet behind a mediator: it connects by an invitation, is offline while somebody writes, and picks its mail up.
 
-Beside a running service (`mediator serve`), with the link that `mediator invite` prints, or that of any other mediator
-that speaks DIDComm v1 (Aries)::
+Beside a running service (`mediator serve`), from the same folder::
 
-    python examples/wallet_pickup.py 'http://127.0.0.1:8080/i/…'
+    python examples/wallet_pickup.py "$(mediator invite --link)"
 
-The mediator reads none of it: each message is sealed for a key of the wallet, and then for the mediator around that. A
-v2 link, or a mediator's DID, makes this DIDComm v2; `sender.send_v2` is its way of writing.
+Any other mediator's link that speaks DIDComm v1 (Aries) does as well. The mediator reads none of it: each message is
+sealed for a key of the wallet, and then for the mediator around that. A v2 link, or a mediator's DID, makes this
+DIDComm v2; `sender.send_v2` is its way of writing.
 """
 
 import asyncio

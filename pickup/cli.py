@@ -143,6 +143,7 @@ def invite(
         bool, typer.Option("--v2/--v1", help="For wallets that speak DIDComm v2; without it for v1 (Aries).")
     ] = False,
     png: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the QR code into this image file.")] = None,
+    link: Annotated[bool, typer.Option("--link", help="Print the short link and nothing else.")] = False,
     *,
     options: TenantOptions,
 ) -> None:
@@ -157,6 +158,9 @@ def invite(
         _write_image(png, url)
     if options.as_json:
         output.print_json(answer)
+        return
+    if link:
+        output.print_line(url)
         return
     output.print_line(f"link     {url}")
     output.print_line(f"long     {answer[f'{version}_url']}")

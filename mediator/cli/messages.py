@@ -3,7 +3,7 @@
 import asyncio
 import base64
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -160,6 +160,9 @@ def fetch(
     ] = None,
     acknowledge: Annotated[bool, typer.Option("--ack", help="Acknowledge the printed messages.")] = False,
     follow: Annotated[bool, typer.Option("--follow", help="Run until interrupted; needs --group and --ack.")] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Write the payloads and nothing else, each as it is and on a line of its own.")
+    ] = False,
     *,
     options: ClientOptions,
 ) -> None:
@@ -170,6 +173,8 @@ def fetch(
         raise typer.BadParameter(
             "needs --group and --ack, without them the same messages come each time", param_hint="--follow"
         )
+    if raw and options.as_json:
+        raise typer.BadParameter("give one of --raw and --json", param_hint="--raw")
     if sum(given is not None for given in (deliver, from_time, from_id)) > 1:
         raise typer.BadParameter("give one of --deliver, --from-time and --from-id", param_hint="--deliver")
     start = "from_time" if from_time is not None else "from_id" if from_id is not None else deliver
@@ -182,7 +187,9 @@ def fetch(
     async def once(client: "Client", request: dict[str, Any]) -> bool:
         answer = await client.request(f"MSG.FETCH.{address}", request, wait=min(wait, LONGEST_WAIT) / 1000)
         messages = answer["messages"]
-        if messages or not follow:
+        if raw:
+            _write_payloads(messages)
+        elif messages or not follow:
             _print(answer, as_json=options.as_json)
         if answer.get("note") and not options.as_json:
             output.print_hint(answer["note"])
@@ -217,6 +224,13 @@ async def _follow(client: "Client", once: Any, first: dict[str, Any], body: dict
             await asyncio.sleep(AGAIN_SECONDS)
         else:
             away, request = False, body
+
+
+def _write_payloads(messages: Sequence[Mapping[str, Any]]) -> None:
+    for message in messages:
+        payload = base64.b64decode(message["payload"])
+        sys.stdout.buffer.write(payload if payload.endswith(b"\n") else payload + b"\n")
+    sys.stdout.flush()
 
 
 def _print(answer: dict[str, Any], *, as_json: bool, headers_only: bool = False) -> None:

@@ -261,6 +261,15 @@ def test_fetch_shows_a_table_in_the_order_of_delivery(mediator, box):
     assert rows[4][-1] == "plain"
 
 
+def test_fetch_raw_writes_payloads_and_nothing_else(mediator, box):
+    for payload in ("one", "two\n", '{"a": 1}'):
+        mediator("send", box, payload)
+    fetch = ("fetch", box, "--group", "g", "--deliver", "earliest", "--wait", "0", "--ack", "--raw")
+    assert mediator(*fetch).out == 'one\ntwo\n{"a": 1}\n'
+    assert mediator(*fetch).out == ""
+    assert "one of --raw and --json" in mediator(*fetch, "--json").err
+
+
 def test_an_empty_fetch_says_why_it_may_be(mediator, box):
     mediator("send", box, "before")
     result = mediator("fetch", box, "--wait", "0")

@@ -63,6 +63,12 @@ def test_invite_prints_links_and_a_qr_code_of_80_columns(mediator, service):
         connect(f"{own}/i/AAAAAAAAAAAAAAAAAAAAAA")
 
 
+def test_invite_link_prints_a_link_for_other_programs(mediator):
+    shown = mediator("invite", "--link").out
+    assert re.fullmatch(r"http://\S+/i/[\w-]{22}\n", shown)
+    assert re.fullmatch(r"http://\S+/i/\?_oobid=[\w-]{22}\n", mediator("invite", "--link", "--v2").out)
+
+
 def test_invite_writes_an_image_instead_of_drawing(mediator, tmp_path):
     shown = mediator("invite", "--png", tmp_path / "code.png")
     assert shown.code == 0
