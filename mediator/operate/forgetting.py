@@ -134,7 +134,7 @@ class Forgetting:
             "delayed": gone.delayed,
             "dedup_ids": gone.dedup_ids,
             # Dead letters are leases.
-            "groups_and_leases": gone.groups,
+            "groups_and_leases": gone.groups + gone.leases,
         }
 
     def _forget(self, tx: Transaction, mailbox: Mailbox) -> None:
