@@ -20,7 +20,8 @@ from mediator.console.pages import Page, Shown, Visit
 from mediator.console.streams import Broadcast, event
 from mediator.console.tables import HOME, Table, TableRequest, heading
 from mediator.errors import BadRequestError, MediatorError
-from mediator.operate.activity import LANE_WORDS, SAMPLE_SECONDS, Activity, Sample
+from mediator.operate.activity import HOUR, LANE_WORDS, RANGES, Activity
+from mediator.operate.activity_history import Sample
 from mediator.operate.admin_api import PREFIX
 from mediator.operate.long_tasks import BackupFile
 from mediator.operate.operations import Actor, Answer, Right
@@ -66,7 +67,7 @@ class Overview:
         """Return the pages."""
         return (
             Page("", "Overview", self._show, group="Mail", template="overview.html"),
-            Page("/history", "The last hour as a table", self._history),
+            Page("/history", "Activity as a table", self._history),
             Page("/history.json", "", self._samples),
             Page("/live", "", self._follow),
         )
@@ -74,24 +75,28 @@ class Overview:
     async def _show(self, visit: Visit) -> Shown:
         return {
             "plots": PLOTS,
+            "range": _range(visit),
+            "ranges": RANGES,
             **_numbers(await visit.run("activity"), visit.table),
             "found": (await visit.run("installation", quick=True))["findings"],
         }
 
     async def _history(self, visit: Visit) -> Shown:
-        """Show means of each minute: a table of hundreds of rows helps nobody."""
-        columns = (await visit.run("activity-history"))["columns"]
-        per = 60 // SAMPLE_SECONDS
+        """Show means of each minute, or of what a row of a longer range stands for."""
+        found = await visit.run("activity-history", range=_range(visit))
+        columns, per = found["columns"], max(1, 60 // found["step"])
         rows = [
             {"at": columns["at"][start : start + per][-1], **_by_lane(means)}
             for start in range(0, len(columns["at"]), per)
             if (means := {name: _mean(columns[name][start : start + per]) for name in columns if name != "at"})
         ]
         caption = "Messages and requests a second, latency and messages stored, newest first"
-        return {"minutes": visit.table("minutes", caption, _MINUTES, rows[::-1], empty="No sample has been taken yet.")}
+        empty = "Nothing is kept yet: a row comes with each minute." if per == 1 else "No sample has been taken yet."
+        table = visit.table("minutes", caption, _MINUTES, rows[::-1], empty=empty)
+        return {"range": _range(visit), "step": max(found["step"], 60), "minutes": table}
 
     async def _samples(self, visit: Visit) -> Shown:
-        return web.json_response(body=orjson.dumps(await visit.run("activity-history")))
+        return web.json_response(body=orjson.dumps(await visit.run("activity-history", range=_range(visit))))
 
     async def _follow(self, visit: Visit) -> Shown:
         return await self._console.streams.serve(visit.request, visit.actor, self._live.follow())
@@ -150,6 +155,13 @@ _INSTANCES: Final = [
     Column("version", field="version"),
 ]
 _CHECKS: Final = [Column("component", field="name"), Column("state", field="state", kind=Kind.STATE)]
+
+
+def _range(visit: Visit) -> str:
+    name = visit.text("range", HOUR)
+    if name not in RANGES:
+        raise BadRequestError("range", f"expected {', '.join(RANGES)}")
+    return name
 
 
 def _numbers(activity: Answer, table: Callable[..., Table]) -> Mapping[str, Any]:

@@ -1,4 +1,7 @@
-"""What instances do: samples every few seconds for an hour, in memory, and the operations that show them."""
+"""What instances do: samples every few seconds for an hour, in memory, and the operations that show them.
+
+Means of them are kept for a day and a week (:mod:`.activity_history`).
+"""
 
 import asyncio
 import time
@@ -19,6 +22,7 @@ from mediator.http.health import Health
 from mediator.journal import FOLDER as JOURNAL_FOLDER
 from mediator.mailboxes.lanes import LANES
 from mediator.mailboxes.message import Usage
+from mediator.operate.activity_history import KEPT_RANGES, ActivityHistory, Range, Sample
 from mediator.operate.backlog import BacklogMeter
 from mediator.operate.operations import (
     ADDRESS,
@@ -42,7 +46,9 @@ from mediator.store.opening import database_path
 
 SAMPLE_SECONDS: Final = 10
 """Seconds between samples."""
-KEPT: Final = 3600 // SAMPLE_SECONDS
+HOUR: Final = "hour"
+RANGES: Final[Mapping[str, Range]] = {HOUR: Range(SAMPLE_SECONDS, 3600), **KEPT_RANGES}
+KEPT: Final = RANGES[HOUR].span // SAMPLE_SECONDS
 LANE_WORDS: Final = tuple(lane.name.lower() for lane in LANES)
 _FLOWS: Final = {
     "stored": "incoming",
@@ -78,7 +84,6 @@ _READ: Final = (
 _WAITING: Final = frozenset({"FETCH", "DISCOVER"})
 """Verbs whose time is not the service's own: they wait for mail, or for a model."""
 
-Sample = Mapping[str, float | None]
 ACTIVITY_TOPIC: Final = "seen"
 FORGET_SECONDS: Final = 600.0
 """An instance that was not heard of for so long is no longer shown."""
@@ -193,6 +198,7 @@ class Activity:
         self._announcer = announcer
         self._backlog = backlog
         self._sampler = Sampler(backlog, registry)
+        self._kept = ActivityHistory(broker, settings.instance)
         self._since = time.time()
         self._others: dict[str, Answer] = {}
         self._database_bytes = 0
@@ -207,6 +213,7 @@ class Activity:
     async def tick(self) -> None:
         """Take a sample and pass it on; to be called each :data:`mediator.operate.activity.SAMPLE_SECONDS`."""
         sample = await self._sampler.take()
+        await self._kept.add(sample)
         if self._announcer is not None:
             await self._announcer.publish(orjson.dumps(await self._self()))
         if self.listener is not None:
@@ -290,10 +297,26 @@ class Activity:
     @operation(
         "activity-history",
         Right.READ,
-        "What this instance did in the last hour, a row for each few seconds",
-        object_schema(kept=about(COUNT, "Rows that are kept."), columns=table(many(or_null({"type": "number"})))),
+        "What this instance did: in the last hour a row for each few seconds, in the last day or week means, which "
+        "survive a restart",
+        object_schema(
+            kept=about(COUNT, "Rows that are kept."),
+            step=about(COUNT, "Seconds that a row stands for."),
+            seconds=about(COUNT, "Seconds that the range goes back."),
+            columns=table(many(or_null({"type": "number"}))),
+        ),
+        fields={"range": about(TEXT, "How far back.", enum=list(RANGES), default=HOUR)},
         path="/activity/history",
     )
-    async def _history(self, _request: OperationRequest) -> Answer:
-        samples = list(self._sampler.samples)
-        return {"kept": KEPT, "columns": {name: [each[name] for each in samples] for name in ("at", *COLUMNS)}}
+    async def _history(self, request: OperationRequest) -> Answer:
+        name = request["range"]
+        kept, names = RANGES[name], ("at", *COLUMNS)
+        samples: Sequence[Sample] = list(self._sampler.samples)
+        if name != HOUR:
+            samples = await self._kept.read(kept, time.time(), names)
+        return {
+            "kept": kept.span // kept.step,
+            "step": kept.step,
+            "seconds": kept.span,
+            "columns": {name: [each[name] for each in samples] for name in names},
+        }

@@ -21,7 +21,8 @@ from mediator.mailboxes.fetching import Deliver, Fetch
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Retention
 from mediator.mailboxes.settling import Ack, Nack, nack
-from mediator.operate.activity import Activity
+from mediator.operate.activity import COLUMNS, Activity
+from mediator.operate.activity_history import KEPT_RANGES, ActivityHistory
 from mediator.operate.backlog import BacklogMeter
 from mediator.operate.operations import ROLES, Actor, Operations, Right
 from mediator.operate.run_history import RunHistory, RunOperations
@@ -310,6 +311,36 @@ async def test_activity_tells_what_was_done_and_is_stored(site: ConsoleSite) -> 
     columns = (await operations.run(ADMIN, "activity-history", {}))["columns"]
     assert {len(column) for column in columns.values()} == {1}
     await until(lambda: shows(site, "/console/history", "<time"), what="the first sample is shown")
+
+
+async def test_a_day_and_a_week_survive_a_restart(tmp_path: Path) -> None:
+    start = 1_800_000_000
+    async with console_site(tmp_path) as site:
+        kept = ActivityHistory(site.core.broker, site.host.settings.instance)
+        for second in range(0, 1800, 10):
+            # The service was off for the second ten minutes.
+            if not 600 <= second < 1200:
+                await kept.add(sample_of(start + second, second / 10))
+    async with console_site(tmp_path) as site:
+        kept = ActivityHistory(site.core.broker, site.host.settings.instance)
+        day = await kept.read(KEPT_RANGES["day"], start + 1800, ("at", *COLUMNS))
+        assert [(each["at"], each["requests"]) for each in day[:2]] == [(start + 60, 2.5), (start + 120, 8.5)]
+        gap = [(each["at"], each["requests"]) for each in day[9:12]]
+        assert gap == [(start + 600, 56.5), (start + 660, None), (start + 1260, 122.5)]
+        assert (day[0]["failed"], day[0]["p99"]) == (0, None)
+        week = await kept.read(KEPT_RANGES["week"], start + 1800, ("at", *COLUMNS))
+        assert [(each["at"], each["requests"]) for each in week] == [(start + 600, 29.5)]
+        answer = await run(site, "activity-history", range="day")
+        assert (answer["step"], answer["seconds"], answer["columns"]["at"][0]) == (60, 86_400, start + 60)
+        for each in ("hour", "day", "week"):
+            assert f"The last {each} of this instance" in await site.read(f"/console?range={each}")
+            assert f"The last {each} as a table" in await site.read(f"/console/history?range={each}")
+        for path in ("/console", "/console/history", "/console/history.json"):
+            assert (await site.get(f"{path}?range=year")).status == 400
+
+
+def sample_of(at: float, requests: float) -> dict[str, float | None]:
+    return {**dict.fromkeys(COLUMNS, 0.0), "p50": None, "p99": None, "requests": requests, "at": at}
 
 
 async def test_the_page_of_the_clean_up_tells_what_went(site: ConsoleSite) -> None:

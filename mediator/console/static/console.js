@@ -62,11 +62,12 @@ document.addEventListener("change", ({target}) => {
   for (const box of target.closest("table").querySelectorAll("tbody [type=checkbox]")) box.checked = target.checked;
 });
 
-// The samples of the last hour, [[at, …], [value, …], …] by the names of a plot's data-series.
+// The samples of a range, [[at, …], [value, …], …] by the names of a plot's data-series. "seconds": how far the range
+// goes back, which the axis shows however little is known of it.
 async function plot(url) {
   const answer = await fetch(url);
   if (!answer.ok) return;
-  const {kept, columns} = await answer.json();
+  const {kept, seconds, columns} = await answer.json();
   const figures = [...document.querySelectorAll("[data-series]")];
   const drawn = new Map();
 
@@ -75,6 +76,13 @@ async function plot(url) {
     const scaled = (column) => column.map((value) => value === null ? null : value * factor);
     return [columns.at, ...figure.dataset.series.split(" ").map((name) => scaled(columns[name]))];
   }
+
+  const end = () => columns.at.at(-1) ?? Date.now() / 1000;
+  const days = () => end() - (seconds ? end() - seconds : columns.at[0]) > 86400;
+  const span = (_, low, high) => seconds ? [end() - seconds, end()] : [low, high];
+  const tick = (at) => days() ? utc(new Date(at * 1000), 5, 16) : utc(new Date(at * 1000), 11, 16);
+  // While nobody points at a plot, its legend has the latest values.
+  const last = (chart) => chart.setLegend({idx: columns.at.length - 1});
 
   function draw(figure) {
     drawn.get(figure)?.destroy();
@@ -85,7 +93,7 @@ async function plot(url) {
     const options = {
       width: figure.clientWidth,
       height: 200,
-      scales: {x: {time: true}, y: {range: (_, low, high) => [0, Math.max(high * 1.05, 1)]}},
+      scales: {x: {time: true, range: span}, y: {range: (_, low, high) => [0, Math.max(high * 1.05, 1)]}},
       tzDate: (at) => uPlot.tzDate(new Date(at * 1000), "Etc/UTC"),
       series: [{value: (_, at) => at === null ? "" : utc(new Date(at * 1000), 11)}, ...names.map((name, index) => ({
         label: name.split(".").pop(),
@@ -95,7 +103,8 @@ async function plot(url) {
         points: {show: false},
         value: (_, value) => value === null ? "–" : String(Number(value.toPrecision(3))),
       }))],
-      axes: [{...axis, values: (_, ticks) => ticks.map((at) => utc(new Date(at * 1000), 11, 16))}, {...axis, size: 60, values: (_, ticks) => ticks.map((tick) => tick.toLocaleString("en", {notation: "compact"}))}],
+      hooks: {setCursor: [(chart) => { if (chart.cursor.idx === null) last(chart); }], ready: [last]},
+      axes: [{...axis, space: days() ? 90 : 50, values: (_, ticks) => ticks.map(tick)}, {...axis, size: 60, values: (_, ticks) => ticks.map((tick) => tick.toLocaleString("en", {notation: "compact"}))}],
     };
     drawn.set(figure, new uPlot(options, rows(figure), figure));
   }
@@ -106,12 +115,16 @@ async function plot(url) {
   const sizes = new ResizeObserver((entries) => entries.forEach(({target}) =>
     drawn.get(target)?.setSize({width: target.clientWidth, height: 200})));
   figures.forEach((figure) => sizes.observe(figure));
+  if (seconds > 3600) return;
   document.addEventListener("sample", ({detail}) => {
     for (const [name, column] of Object.entries(columns)) {
       column.push(detail[name] ?? null);
       if (column.length > kept) column.shift();
     }
-    for (const [figure, chart] of drawn) chart.setData(rows(figure));
+    for (const [figure, chart] of drawn) {
+      chart.setData(rows(figure));
+      last(chart);
+    }
   });
 }
 
