@@ -243,9 +243,13 @@ class Session:
         counts: Counts,
         claims: Claims | None = None,
         *,
+        unleased: set[int] | None = None,
         full: bool = False,
     ) -> None:
-        """``claims``: None where nothing is handed out. ``full``: the disk has no room for more."""
+        """``claims``: None where nothing is handed out. ``full``: the disk has no room for more.
+
+        ``unleased``: what former transactions found, where no other process could have changed it.
+        """
         self.dialect = dialect
         self.mailboxes = mailboxes
         self.positions = positions
@@ -255,8 +259,8 @@ class Session:
         self.touched: dict[int, KeptMailbox] = {}
         self.removed = False
         """Whether messages were removed."""
-        self.unleased: set[int] = set()
-        """Groups that are known to have no lease, by number; only this transaction could add any."""
+        self.unleased: set[int] = set() if unleased is None else unleased
+        """Groups that are known to have no lease, by number; only a transaction of this process could add any."""
         self.empty_lanes: set[tuple[int, Lane]] = set()
         """Lanes of mailboxes, by number, that are known to hold no message."""
         self.before_commit: list[Callable[[], None]] = []
@@ -378,6 +382,8 @@ class Session:
         for undo in self.on_rollback:
             undo()
         self.claims.roll_back()
+        # The leases that this transaction ended are there again.
+        self.unleased.clear()
 
     def one(self, sql: str, parameters: Sequence[Any] = ()) -> Row:
         """Return the only row of a statement that always has one."""

@@ -295,14 +295,7 @@ class _Settling:
         """Read the messages that were covered. What has expired is gone: maybe before it was given to anybody."""
         unleased = [msg_id for step in steps for _, ids, _ in step.covered for msg_id in ids]
         there = self._tx.messages.handles(self._mailbox, unleased, self._now)
-        # Not all that stands up to the marks: that may be the whole mailbox.
-        began, settled = self._began, self._group.settled
-        between: list[Sequence[Handle]] = [
-            self._tx.messages.between(self._mailbox, lane, began[lane], settled[lane], self._now)
-            if settled[lane] > began[lane]
-            else ()
-            for lane in LANES
-        ]
+        between = [self._read_settled(lane) for lane in LANES]
         at = [0] * len(LANES)
         for step in steps:
             for lane, ids, mark in step.covered:
@@ -310,6 +303,17 @@ class _Settling:
                 begin = at[lane]
                 at[lane] = bisect_right(between[lane], mark, begin, key=_msg_id)
                 step.done += between[lane][begin : at[lane]]
+
+    def _read_settled(self, lane: Lane) -> Sequence[Handle]:
+        """Return what these ACKs moved the group's position over: not all before it, that may be the whole mailbox."""
+        began, settled = self._began[lane], self._group.settled[lane]
+        if settled <= began:
+            return ()
+        if settled - began <= len(self._there):
+            named = [self._there.get(msg_id) for msg_id in range(began + 1, settled + 1)]
+            if None not in named:
+                return [handle for handle in named if handle is not None and handle.lane is lane]
+        return self._tx.messages.between(self._mailbox, lane, began, settled, self._now)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ from mediator.system.private_files import make_file, make_folder
 
 CACHED_MAILBOXES = 50_000
 UNFLUSHED_POSITIONS = 50_000
+UNLEASED_GROUPS = 50_000
 STORE_EVERY = 1000
 """Sends to a mailbox after which its counters are written; a restart recounts at most that many messages."""
 BUSY_SECONDS = 5
@@ -162,6 +163,8 @@ class SqliteStore:
         self._positions = UnflushedPositions(UNFLUSHED_POSITIONS)
         self._counts = Counts(time.monotonic)
         self.claims = Claims()
+        self._unleased: set[int] = set()
+        """Groups that have no lease, by number, of those that were looked at."""
         self._readers = Pool(lambda: connect_to_read(path), READERS)
         self._keeper: sqlite3.Connection | None = None
         self._keeping = threading.Lock()
@@ -215,7 +218,9 @@ class SqliteStore:
         if self._sync is not None and self._sync.problem is not None:
             raise UnavailableError(f"the log cannot be synced: {self._sync.problem}")
         memory = self._mailboxes, self._positions, self._counts, self.claims
-        session = Session(self._writer, *memory, full=self._reserve.short)
+        if len(self._unleased) > UNLEASED_GROUPS:
+            self._unleased.clear()
+        session = Session(self._writer, *memory, unleased=self._unleased, full=self._reserve.short)
         try:
             connection.execute("BEGIN IMMEDIATE")
             changes = connection.total_changes

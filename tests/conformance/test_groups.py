@@ -1,5 +1,7 @@
 """The tables of groups and their leases."""
 
+from contextlib import closing
+
 import pytest
 
 from mediator.mailboxes.group import NO_LEASE, NO_LEASES, Checked, Lease, LeaseCount, LeaseCursor, Reply
@@ -415,3 +417,57 @@ def test_more_positions_than_are_remembered_are_written(tmp_path, monkeypatch):
     with store.transaction() as tx:
         assert [tx.groups.find(get(tx), g.name).delivered for g in groups] == [[g.no] * 4 for g in groups]
     store.close()
+
+
+@pytest.mark.rule("F6", "A8")
+def test_leases_whose_end_is_rolled_back_are_there_again(store, leased):
+    with undone(store) as tx:
+        tx.leases.clear(leased)
+        assert tx.leases.count(leased, T0) == NO_LEASES
+    for _ in range(2):
+        with store.transaction() as tx:
+            assert sorted(leases(tx, leased, *range(10))) == [0, 1, 2, 3, 4, 5, 6, 8]
+            assert tx.leases.without_lease(leased, Lane.URGENT, 9) == [3, 6]
+            assert tx.leases.count(leased, T0).running
+
+
+@pytest.mark.rule("F6")
+def test_a_group_with_dead_leases_alone_has_leases(store):
+    with store.transaction() as tx:
+        group = tx.groups.add(add(tx), "g")
+        tx.leases.put(group, [Lease(5, Lane.NORMAL, T0, 6, dead=True)])
+    for _ in range(2):
+        with store.transaction() as tx:
+            assert tx.leases.count(group, T0 + 1) == NO_LEASES
+            assert ids(tx.leases.get(group, [5])) == [5]
+
+
+@pytest.mark.rule("F6")
+def test_a_group_without_leases_is_looked_at_once(tmp_path):
+    with closing(SqliteStore(tmp_path / "m.db")) as store:
+        with store.transaction() as tx:
+            group = tx.groups.add(add(tx), "g")
+            asked: list[str] = []
+            tx.session.dialect.connection.set_trace_callback(asked.append)
+        for _ in range(3):
+            with store.transaction() as tx:
+                assert tx.leases.count(group, T0) == NO_LEASES
+                assert tx.leases.get(group, [1, 2]) == tx.leases.without_lease(group, Lane.NORMAL, 9) == []
+                tx.leases.put(group, [])
+        assert len([sql for sql in asked if "lease" in sql]) == 1
+        with store.transaction() as tx:
+            tx.leases.put(group, [Lease(1, Lane.NORMAL, T0 + 1, 1)])
+        with store.transaction() as tx:
+            assert ids(tx.leases.get(group, [1, 2])) == [1]
+            assert tx.leases.count(group, T0) == LeaseCount(1, due=False)
+
+
+@pytest.mark.rule("F6")
+def test_more_groups_without_leases_than_are_remembered(tmp_path, monkeypatch):
+    monkeypatch.setattr("mediator.store.sqlite.UNLEASED_GROUPS", 2)
+    with closing(SqliteStore(tmp_path / "m.db")) as store:
+        for number in range(5):
+            with store.transaction() as tx:
+                group = tx.groups.add(add(tx, f"m{number}"), "g")
+                assert len(tx.session.unleased) <= 2
+                assert tx.leases.count(group, T0) == NO_LEASES

@@ -30,27 +30,46 @@ def send(broker: Broker, *lanes: Lane, to: str = "task") -> None:
 # K2: without a lease
 
 
-@pytest.mark.rule("K2", "K3")
-def test_an_old_message_is_settled_without_reading_between(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    send(broker, *[NORMAL] * 50)
-    assert broker.take(ack_wait=SECOND) == list(range(50))
-    broker.ack(*range(1, 50))
-    send(broker, NORMAL)
-    broker.advance(SECOND)
-    assert broker.take() == [0, 50]
-    looked: list[tuple[int, int]] = []
+@pytest.fixture
+def looked(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Behind which message and up to which messages were read that an ACK does not name."""
+    found: list[tuple[int, int]] = []
     with broker.store.transaction() as tx:
         between = type(tx.messages).between
 
     def watched(messages: Messages, mailbox: Mailbox, lane: Lane, after: int, last: int, now: int) -> list[Handle]:
-        looked.append((after, last))
+        found.append((after, last))
         return between(messages, mailbox, lane, after, last, now)
 
     monkeypatch.setattr(type(tx.messages), "between", watched)
-    broker.ack(50)
-    assert looked == [(49, 50)]
+    return found
+
+
+@pytest.mark.rule("K2", "K3")
+def test_an_old_message_is_settled_without_reading_between(broker: Broker, looked: list[tuple[int, int]]) -> None:
+    send(broker, *[NORMAL] * 50)
+    assert broker.take(ack_wait=SECOND) == list(range(50))
+    broker.ack(*range(1, 50))
+    send(broker, NORMAL, NORMAL)
+    broker.advance(SECOND)
+    assert broker.take() == [0, 50, 51]
+    looked.clear()
+    broker.ack(51)
+    assert looked == [(49, 51)]
     assert broker.take() == []
-    assert broker.told(EventType.ACKNOWLEDGED)[-2:] == [0, 50]
+    assert broker.told(EventType.ACKNOWLEDGED)[-3:] == [0, 50, 51]
+
+
+@pytest.mark.rule("K2")
+@pytest.mark.parametrize("acks", [[[0], [1], [2], [3]], [[1, 0], [2, 3]], [[3, 2, 1, 0]]])
+def test_messages_that_acks_name_are_read_once(broker: Broker, looked: list[tuple[int, int]], acks) -> None:
+    send(broker, *[NORMAL] * 4)
+    assert broker.take() == [0, 1, 2, 3]
+    for ids in acks:
+        assert broker.ack(*ids) == len(ids)
+    assert looked == []
+    assert broker.told(EventType.ACKNOWLEDGED) == [0, 1, 2, 3]
+    assert broker.take() == []
 
 
 @pytest.mark.rule("K2", "K4")

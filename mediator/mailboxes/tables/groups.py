@@ -149,6 +149,8 @@ class Leases(Table):
 
     def put(self, group: Group, leases: Sequence[Lease]) -> None:
         """Keep leases, new or changed."""
+        if not leases:
+            return
         self._session.unleased.discard(group.no)
         if delayed := sum([lease.delayed for lease in leases]):
             self._session.add_count((DELAYED, group.no), delayed)
@@ -196,7 +198,10 @@ class Leases(Table):
         if group.no in self._session.unleased:
             return NO_LEASES
         row = self._dialect.first(_COUNT, (group.no, now, group.no, now, group.no))
-        return NO_LEASES if row is None else LeaseCount(row[0], bool(row[1]))
+        if row is None:
+            self._session.unleased.add(group.no)
+            return NO_LEASES
+        return LeaseCount(row[0], bool(row[1]))
 
     def count_delayed(self, mailbox: Mailbox, group: Group, exact_above: int, now: int) -> int:
         """Return about how many messages wait that the group gave back with a delay; above a number it is exact."""
@@ -274,7 +279,7 @@ _COUNT = (
     "SELECT (SELECT count(*) FROM lease WHERE group_no = ? AND dead = 0 AND delayed = 0"
     f" AND lane IN ({_ALL_LANES}) AND until > ?), EXISTS (SELECT 1 FROM lease WHERE group_no = ? AND dead = 0"
     f" AND delayed IN (0, 1) AND lane IN ({_ALL_LANES}) AND until <= ?)"
-    " WHERE EXISTS (SELECT 1 FROM lease WHERE group_no = ? AND dead = 0)"
+    " WHERE EXISTS (SELECT 1 FROM lease WHERE group_no = ?)"
 )
 _by_lane_and_id = itemgetter(1, 0)
 
