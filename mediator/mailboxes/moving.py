@@ -118,17 +118,25 @@ class Purge:
     """The generation of the mailbox (A3)."""
     before: int
     """Only messages with a smaller msg_id: what is sent meanwhile stays."""
+    last_delayed: int
+    """Of those that are delayed, only these and what was sent before: by ``seq``."""
+
+
+def begin_purge(tx: Transaction, tenant: str, address: str, now: int) -> Purge:
+    """Return what a purge that begins now removes; it may be read, and then removed slice by slice."""
+    mailbox = get_live_mailbox(tx, tenant, writable_address(address), now)
+    return Purge(tenant, address, mailbox.no, mailbox.next_id, tx.delays.last())
 
 
 def purge(tx: Transaction, request: Purge, now: int) -> int:
-    """Remove the oldest messages of a mailbox, then those that are delayed; return how many, 0 at the end."""
-    address = writable_address(request.address)
-    mailbox = get_live_mailbox(tx, request.tenant, address, now, request.no)
-    handles = [each for each in tx.messages.first(mailbox, SLICE) if each.msg_id < request.before]
-    if handles:
-        delete_all(tx, mailbox, handles, now)
+    """Remove what is delayed in a mailbox, before it falls due, then the oldest messages; return how many, 0: none."""
+    mailbox = get_live_mailbox(tx, request.tenant, request.address, now, request.no)
+    delayed = tx.delays.drop(mailbox, request.last_delayed, SLICE)
+    if not delayed:
+        handles = [each for each in tx.messages.first(mailbox, SLICE) if each.msg_id < request.before]
+        if handles:
+            delete_all(tx, mailbox, handles, now)
         return len(handles)
-    delayed = tx.delays.drop(mailbox, SLICE)
     tx.events += [
         Event(EventType.DELETED, now, mailbox.tenant, mailbox.no, each.lane, HIDDEN_ID, each.size, each.created_at)
         for each in delayed

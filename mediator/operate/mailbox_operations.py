@@ -211,8 +211,7 @@ class MailboxOperations:
         if ids is not None:
             purged = await write(lambda tx, now: moving.delete_some(tx, *key, ids, now), key, even_when_full=True)
             return {"mail_address": key[1], "purged": purged}
-        mailbox = await self._broker.read(lambda tx, now: creating.get_live_mailbox(tx, *key, now))
-        whole, purged = moving.Purge(*key, mailbox.no, mailbox.next_id), 0
+        whole, purged = await self._broker.read(lambda tx, now: moving.begin_purge(tx, *key, now)), 0
         while count := await write(lambda tx, now: moving.purge(tx, whole, now), key, even_when_full=True):
             purged += count
         return {"mail_address": key[1], "purged": purged}

@@ -83,17 +83,21 @@ class Delays(Table):
 
     def drop_volatile(self, instance: str, limit: int) -> list[Expired]:
         """Remove, unread, what the next start of a service removes, and return what it was (E5)."""
-        return self._drop("volatile = ?", instance, limit)
+        return self._drop("volatile = ?", (instance,), limit)
 
-    def drop(self, mailbox: Mailbox, limit: int) -> list[Handle]:
-        """Remove, unread, what waits for one mailbox, and return what it was."""
-        return [each.handle for each in self._drop("mailbox_no = ?", mailbox.no, limit)]
+    def last(self) -> int:
+        """Return the ``seq`` of the latest, 0 if there is none."""
+        return int(self._session.one("SELECT coalesce(max(seq), 0) FROM delayed")[0])
 
-    def _drop(self, condition: str, parameter: str | int, limit: int) -> list[Expired]:
+    def drop(self, mailbox: Mailbox, last: int, limit: int) -> list[Handle]:
+        """Remove, unread, what waits for one mailbox up to a ``seq``, and return what it was."""
+        return [each.handle for each in self._drop("mailbox_no = ? AND seq <= ?", (mailbox.no, last), limit)]
+
+    def _drop(self, condition: str, parameters: Sequence[str | int], limit: int) -> list[Expired]:
         gone = self._execute(
             f"DELETE FROM delayed WHERE seq IN (SELECT seq FROM delayed WHERE {condition} LIMIT ?)"
             f" RETURNING {HIDDEN_ID}, lane, size, sent_at, recipient, extra, mailbox_no, archive",
-            (parameter, limit),
+            (*parameters, limit),
         )
         self._count_copies(-sum(row[7] for row in gone))
         return [Expired(row[6], rows.handle(row)) for row in gone]
