@@ -116,6 +116,24 @@ def test_many_groups_make_slices_smaller(broker: Broker, monkeypatch: pytest.Mon
     assert all(group.waiting_since == START for each in found.values() for group in each.groups)
 
 
+@pytest.mark.parametrize("limit", [1, 100])
+def test_one_mailbox_may_have_more_groups_than_a_slice(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    monkeypatch.setattr(backlog, "MAX_GROUPS", 1)
+    for box in ("gone", "many", "other"):
+        broker.create(box)
+        broker.send(to=box)
+        for name in ("a", "b", "c"):
+            broker.take(name, box, ack_wait=SECOND, max_deliver=1)
+    broker.delete_mailbox("gone")
+    broker.advance(SECOND)
+    for name in ("a", "b", "c"):
+        broker.take(name, "many", ack_wait=SECOND, max_deliver=1)
+    found = survey(broker, limit)
+    assert {box: (len(each.groups), each.dead) for box, each in found.items()} == {"many": (3, 3), "other": (3, 0)}
+
+
 def test_a_database_server_tells_its_time(broker: Broker) -> None:
     with broker.store.reading() as tx:
         told = tx.session.dialect.clock()

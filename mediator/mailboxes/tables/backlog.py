@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from mediator.mailboxes import rows
+from mediator.mailboxes import group, rows
 from mediator.mailboxes.address import PUBLIC
 from mediator.mailboxes.mailbox import Kind, Retention
 from mediator.mailboxes.rows import Row
 from mediator.mailboxes.session import Table
 
 MAX_GROUPS: Final = 5_000
-"""Groups of a slice, unless one mailbox has more."""
+"""Groups of a slice, unless it is one mailbox."""
 _AT_ONCE: Final = 100
 _NORMAL_WINDOW: Final = 1_000
 """Messages among which the next one of the lane normal is searched, which has no index of its own."""
@@ -74,12 +74,14 @@ class Backlogs(Table):
         )
         if not found:
             return []
-        span = after, found[-1][0]
+        alone = len(found) == 1
+        # Those between them are gone, and may have groups all the same.
+        span = found[0][0] - 1 if alone else after, found[-1][0]
         groups = self._execute(
             "SELECT no, mailbox_no, name, state FROM consumer WHERE mailbox_no > ? AND mailbox_no <= ? LIMIT ?",
-            (*span, MAX_GROUPS + 1),
+            (*span, group.MAX_GROUPS if alone else MAX_GROUPS + 1),
         )
-        if len(groups) > MAX_GROUPS and len(found) > 1:
+        if len(groups) > MAX_GROUPS and not alone:
             return self.survey(after, len(found) // 2, now)
         mailboxes = {
             no: MailboxBacklog(no, tenant, address, Kind(kind), messages, size, since)
@@ -117,7 +119,7 @@ class Backlogs(Table):
         )
         with_dead = []
         for no, mailbox_no, dead, given_back, leased in leases:
-            if mailbox_no in mailboxes:
+            if no in made:
                 mailboxes[mailbox_no].given_back += int(given_back)
                 mailboxes[mailbox_no].leased += int(leased)
                 if dead:
