@@ -19,7 +19,7 @@ from aiohttp import web
 from mediator.broker import Broker
 from mediator.console.console import Console
 from mediator.console.pages import Page, Shown, Visit
-from mediator.console.tables import MAX_ROWS
+from mediator.console.tables import MAX_ROWS, next_step
 from mediator.errors import AlreadyRunningError, BadRequestError, MediatorError, NotAllowedError, UnavailableError
 from mediator.operate.operations import (
     COUNT,
@@ -353,7 +353,13 @@ async def _show_runs(visit: Visit) -> Shown:
     request = visit.table_request("runs")
     runs = (await visit.run("run-list", limit=MAX_ROWS))["runs"]
     rows = [run | {"took": run["ended_at"] and run["ended_at"] - run["started_at"]} for run in runs]
-    table = visit.table(request, "Runs of all instances, newest first", _RUNS, rows, empty="It has not run yet.")
+    table = visit.table(
+        request,
+        "Runs of all instances, newest first",
+        _RUNS,
+        rows,
+        empty=next_step("It has not run yet. Run it above, or:", "mediator pipeline ingest"),
+    )
     return {"runs": table, "commands": list(SCHEDULED), **await visit.run("pipeline-state")}
 
 

@@ -18,7 +18,7 @@ from mediator.console.console import Console
 from mediator.console.mailbox_pages import MailboxPages
 from mediator.console.pages import Page, Shown, Visit
 from mediator.console.streams import Broadcast, event
-from mediator.console.tables import HOME, Table, TableRequest, heading
+from mediator.console.tables import HOME, Table, TableRequest, heading, next_step
 from mediator.errors import BadRequestError, MediatorError
 from mediator.operate.activity import HOUR, LANE_WORDS, RANGES, Activity
 from mediator.operate.activity_history import Sample
@@ -388,13 +388,14 @@ async def _show_checks(visit: Visit) -> Shown:
     skipped = ((check and check["result"]) or {}).get("skipped", [])
     return {
         "backups": backups,
-        "files": visit.table("backups", f"In {backups['folder']}", _BACKUPS, backups["files"], empty="No backups yet."),
+        "files": visit.table("backups", f"In {backups['folder']}", _BACKUPS, backups["files"], empty=_NO_BACKUPS),
         "check": check,
         "skipped": visit.table("skipped", "Checks that could not be made", _SKIPPED, skipped),
         "running": any(task["state"] == "running" for task in tasks),
     }
 
 
+_NO_BACKUPS: Final = next_step("No backups yet. Make one:", "mediator backup mediator.tar")
 _BACKUPS: Final = BackupFile.columns("name", "bytes", "at")
 _SKIPPED: Final = [Column("check", field="check"), Column("reason", field="reason")]
 CHECKS_PAGES: Final = (Page("/checks", "Backups and checks", _show_checks, "Service"),)

@@ -447,5 +447,6 @@ FILTERS = {
     "hidden": hidden,
     "heading": heading,
     "prose": prose,
+    "next_step": next_step,
     "things": format_count,
 }

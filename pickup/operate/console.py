@@ -10,7 +10,7 @@ from aiohttp import web
 
 from mediator.console.console import Console
 from mediator.console.pages import Page, Shown, Visit
-from mediator.console.tables import MAX_ROWS
+from mediator.console.tables import MAX_ROWS, next_step
 from mediator.errors import NoSuchMailboxError
 from mediator.mailboxes.address import DEFAULT_TENANT, NUMBERED
 from mediator.operate.operations import Answer, Right
@@ -103,7 +103,9 @@ async def _list_connections(visit: Visit) -> Shown:
     asked = {**_tenant(visit), "text": visit.text("text")}
     request = visit.table_request("connections", _ORDERS, MAX_LISTED)
     found = await visit.run("connections-rank", **asked, order=request.order, **request.window)
-    empty = "No connection matches." if asked["text"] else "No wallet has connected yet. Invite one: mediator invite"
+    empty = (
+        "No connection matches." if asked["text"] else next_step("No wallet has connected yet. Invite one:", _INVITE)
+    )
     rows = [_with_delivery(asked["tenant"], each) for each in found["connections"]]
     caption, total = f"Connections of tenant {asked['tenant']}", found["found"]
     table = visit.table(request, caption, _CONNECTIONS, rows, empty=empty, total=total)
@@ -160,10 +162,18 @@ async def _list_invitations(visit: Visit) -> Shown:
     found = await visit.run("invitations-list", **asked, **request.window)
     rows = [{**each, "state": "open" if each["open"] else "closed"} for each in found["invitations"]]
     caption = f"Invitations of tenant {asked['tenant']}, newest first"
-    table = visit.table(request, caption, _INVITATIONS, rows, empty="No invitations yet.", total=found["total"])
+    table = visit.table(
+        request,
+        caption,
+        _INVITATIONS,
+        rows,
+        empty=next_step("No invitations yet. Make one above, or:", _INVITE),
+        total=found["total"],
+    )
     return {"asked": asked, "invitations": table}
 
 
+_INVITE: Final = "mediator invite"
 _INVITATIONS: Final = [
     *ListedInvitation.columns("id", "label"),
     Column("state", field="state", kind=Kind.STATE),

@@ -278,3 +278,10 @@ def test_values_are_shown_by_their_kind_and_as_text() -> None:
     assert tables.text({"msg_id": 0}) == "<div>msg id <code>0</code></div>"
     assert tables.counts({"dead_leases": 1200, "none": 0}) == "dead leases 1,200"
     assert tables.state("no <b>") == '<span class="bad">no &lt;b&gt;</span>'
+
+
+def test_an_empty_table_has_a_command_to_copy() -> None:
+    shown = tables.next_step("No <mailboxes> yet:", "mediator mailbox create NAME")
+    name = "command-mediator-mailbox-create"
+    assert f'No &lt;mailboxes&gt; yet: <code id="{name}">mediator mailbox create NAME</code>' in shown
+    assert f'data-copy="{name}"' in shown
