@@ -10,7 +10,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
-from aiohttp import ClientError, ClientSession, ClientTimeout
+from aiohttp import (
+    ClientConnectorCertificateError,
+    ClientConnectorError,
+    ClientError,
+    ClientSession,
+    ClientTimeout,
+)
 from cryptography import x509
 from yarl import URL
 
@@ -128,6 +134,10 @@ async def _reach(watched: PublicUrl) -> str:
         watched.certificate_ends = await _certificate_end(URL(watched.url), trusted)
     except TimeoutError:
         return f"no answer within {_TIMEOUT.total:g} s"
+    except ClientConnectorCertificateError as error:
+        return str(error.certificate_error)
+    except ClientConnectorError as error:
+        return error.os_error.strerror or str(error.os_error)
     except (ClientError, OSError, ValueError) as error:
         return str(error) or type(error).__name__
     return ""

@@ -90,6 +90,8 @@ async def test_nobody_there_is_a_problem(tmp_path: Path) -> None:
     async with core(tmp_path) as inner:
         (found,), _ = await look(inner, f"http://127.0.0.1:{free_port()}")
         assert found.text.startswith(f"{OPTION}: http://127.0.0.1:")
+        assert "SSLContext" not in found.text
+        assert "Connect call failed" in found.text
 
 
 async def test_the_certificate_of_the_url_is_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
