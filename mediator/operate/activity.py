@@ -262,7 +262,7 @@ class Activity:
         path="/activity",
     )
     async def _now(self, _request: OperationRequest) -> Answer:
-        backlog = self._backlog.latest
+        backlog = await self._backlog.current()
         held = Usage(0, 0) if backlog is None else backlog.total.held
         oldest = next(iter(backlog.longest_waiting), None) if backlog is not None else None
         return {
