@@ -343,8 +343,8 @@ def add_pages(console: Console, data_dir: Path) -> None:
     console.add_pages(
         "pipeline",
         Path(__file__).with_name("templates"),
-        Page("/pipeline", "Pipeline", _show_runs, "Service"),
-        Page("/pipeline/runs/{run}", "Run of the pipeline", _show_run, template="run.html"),
+        Page("/pipeline", "Pipeline", _show_runs, "Service", guide="pipeline"),
+        Page("/pipeline/runs/{run}", "Run of the pipeline", _show_run, template="run.html", guide="pipeline"),
         Page("/pipeline/report", "", show_report),
     )
 

@@ -259,8 +259,8 @@ async def _show_tenant(visit: Visit) -> Shown:
 
 
 TENANT_PAGES: Final = (
-    Page("/tenants", "Tenants", _list_tenants, group="Service"),
-    Page("/tenants/{tenant}", "Tenant", _show_tenant, template="tenant.html"),
+    Page("/tenants", "Tenants", _list_tenants, group="Service", guide="howto/tenants"),
+    Page("/tenants/{tenant}", "Tenant", _show_tenant, template="tenant.html", guide="howto/tenants"),
 )
 
 
@@ -292,7 +292,7 @@ def _seconds(name: str, text: str) -> float | None:
         raise BadRequestError(name, "expected a time such as 2026-01-31T12:00") from None
 
 
-AUDIT_PAGES: Final = (Page("/audit", "Audit log", _show_audit, group="Service"),)
+AUDIT_PAGES: Final = (Page("/audit", "Audit log", _show_audit, group="Service", guide="howto/operators"),)
 
 
 async def _show_settings(visit: Visit) -> Shown:
@@ -320,7 +320,7 @@ def _written(value: Any) -> str:
     return "none" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-SETTINGS_PAGES: Final = (Page("/settings", "Settings", _show_settings, group="Service"),)
+SETTINGS_PAGES: Final = (Page("/settings", "Settings", _show_settings, group="Service", guide="configuration"),)
 
 
 async def _show_cleanup(visit: Visit) -> Shown:
@@ -377,7 +377,7 @@ def _series(hours: Sequence[Answer]) -> Mapping[str, Sequence[str]]:
 
 
 CLEANUP_PAGES: Final = (
-    Page("/cleanup", "Clean-up", _show_cleanup, "Service"),
+    Page("/cleanup", "Clean-up", _show_cleanup, "Service", guide="operations"),
     Page("/cleanup.json", "", _plot_cleanup),
 )
 
@@ -398,13 +398,13 @@ async def _show_checks(visit: Visit) -> Shown:
 _NO_BACKUPS: Final = next_step("No backups yet. Make one:", "mediator backup mediator.tar")
 _BACKUPS: Final = BackupFile.columns("name", "bytes", "at")
 _SKIPPED: Final = [Column("check", field="check"), Column("reason", field="reason")]
-CHECKS_PAGES: Final = (Page("/checks", "Backups and checks", _show_checks, "Service"),)
+CHECKS_PAGES: Final = (Page("/checks", "Backups and checks", _show_checks, "Service", guide="howto/backup"),)
 
 
 def add_core_pages(console: Console, activity: Activity, broker: Broker) -> Callable[[SignInView], Awaitable[str]]:
     """Add the pages of the core; return what writes the page of the sign-in."""
     overview, mailboxes = Overview(console, activity), MailboxPages(console, broker)
-    api = Page("/api", "Admin API", _show_api, "Service")
+    api = Page("/api", "Admin API", _show_api, "Service", guide="howto/operators")
     pages = (*overview.pages(), *mailboxes.pages(), *TENANT_PAGES, *AUDIT_PAGES, *SETTINGS_PAGES)
     pages = (*pages, *CLEANUP_PAGES, *CHECKS_PAGES, api)
     console.add_pages("console", Path(__file__).with_name("templates"), *pages)

@@ -95,10 +95,22 @@ class MailboxPages:
         """Return the pages."""
         return (
             Page("/mailboxes", "Mailboxes", self._list, group="Mail"),
-            Page("/clients", "Clients", self._clients, group="Mail"),
+            Page("/clients", "Clients", self._clients, group="Mail", guide="gateway"),
             Page(_ONE, "Mailbox", self._show, template="mailbox.html"),
-            Page(f"{_ONE}/dead/{{group_name}}", "Dead messages", self._dead, template="dead.html"),
-            Page(f"{_ONE}/leases/{{group_name}}", "Leases", self._leases, template="leases.html"),
+            Page(
+                f"{_ONE}/dead/{{group_name}}",
+                "Dead messages",
+                self._dead,
+                template="dead.html",
+                guide="howto/task-queue",
+            ),
+            Page(
+                f"{_ONE}/leases/{{group_name}}",
+                "Leases",
+                self._leases,
+                template="leases.html",
+                guide="explanation/leases",
+            ),
             # Its operation refuses whoever may read no payloads, and audits that.
             Page(f"{_ONE}/messages/{{msg_id}}", "Message", self._message, template="message.html"),
             Page(f"{_ONE}/live", "", self._follow),

@@ -103,6 +103,8 @@ class Page:
     """A file of the part's folder; by default the last word of the path, ``echoes.html`` for ``/echoes``."""
     right: Right = Right.READ
     """Without it, the page is refused and not in the navigation."""
+    guide: str = "howto/console"
+    """The page of the documentation that tells more, below ``docs``."""
 
     def template_of(self, name: str) -> str:
         """Return the template's name among those of all parts, for the part of this name."""

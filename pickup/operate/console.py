@@ -76,9 +76,15 @@ def add_pages(console: Console) -> None:
     console.add_pages(
         "didcomm",
         Path(__file__).with_name("templates"),
-        Page("/connections", "Connections", _list_connections, GROUP),
-        Page("/connections/{tenant}/{connection}", "Connection", _show_connection, template="connection.html"),
-        Page("/invitations", "Invitations", _list_invitations, GROUP),
+        Page("/connections", "Connections", _list_connections, GROUP, guide=_GUIDE),
+        Page(
+            "/connections/{tenant}/{connection}",
+            "Connection",
+            _show_connection,
+            template="connection.html",
+            guide=_GUIDE,
+        ),
+        Page("/invitations", "Invitations", _list_invitations, GROUP, guide=_GUIDE),
         Page(
             "/invitations/{tenant}/{id}",
             "Invitation",
@@ -86,11 +92,11 @@ def add_pages(console: Console) -> None:
             template="invitation.html",
             right=Right.OPERATE,
         ),
-        Page("/try", "Try it", _show_tries, GROUP),
-        Page("/access", "Allow and deny", _show_lists, GROUP),
-        Page("/sessions", "Live sessions", _list_sessions, GROUP),
-        Page("/queues", "Queues", _show_queues, GROUP),
-        Page("/statistics", "Statistics", _show_statistics, GROUP),
+        Page("/try", "Try it", _show_tries, GROUP, guide=_GUIDE),
+        Page("/access", "Allow and deny", _show_lists, GROUP, guide=_GUIDE),
+        Page("/sessions", "Live sessions", _list_sessions, GROUP, guide=_GUIDE),
+        Page("/queues", "Queues", _show_queues, GROUP, guide=_GUIDE),
+        Page("/statistics", "Statistics", _show_statistics, GROUP, guide=_GUIDE),
         Page("/statistics/hours.json", "", _send_hours),
     )
 
@@ -173,6 +179,7 @@ async def _list_invitations(visit: Visit) -> Shown:
     return {"asked": asked, "invitations": table}
 
 
+_GUIDE: Final = "howto/wallet-operators"
 _INVITE: Final = "mediator invite"
 _INVITATIONS: Final = [
     *ListedInvitation.columns("id", "label"),

@@ -33,8 +33,8 @@ def add_pages(console: Console) -> None:
     console.add_pages(
         "registry",
         Path(__file__).with_name("templates"),
-        Page("/agents", "Agents", _list, "Agents"),
-        Page("/agents/{tenant}/{mailbox}", "Agent", _show, template="agent.html"),
+        Page("/agents", "Agents", _list, "Agents", guide="registry"),
+        Page("/agents/{tenant}/{mailbox}", "Agent", _show, template="agent.html", guide="registry"),
     )
 
 

@@ -18,6 +18,7 @@ import pipeline
 import registry
 from mediator.console import tables
 from mediator.console.console import read_form
+from mediator.console.pages import Page, Shown, Visit
 from mediator.console.streams import Broadcast, event
 from mediator.errors import BadRequestError
 from mediator.operate.activity import percentile
@@ -285,3 +286,17 @@ def test_an_empty_table_has_a_command_to_copy() -> None:
     name = "command-mediator-mailbox-create"
     assert f'No &lt;mailboxes&gt; yet: <code id="{name}">mediator mailbox create NAME</code>' in shown
     assert f'data-copy="{name}"' in shown
+
+
+def test_each_page_names_a_guide_that_there_is() -> None:
+    docs = Path(mediator.__file__).parents[1] / "docs"
+    named = {Page("/x", "X", _nothing).guide}
+    for package in (mediator, pickup, registry, pipeline):
+        for file in Path(package.__file__).parent.rglob("*.py"):
+            named |= set(re.findall(r'(?:\bguide=|_GUIDE: Final = )"([^"]+)"', file.read_text()))
+    assert len(named) > 8
+    assert [each for each in named if not (docs / f"{each}.md").is_file()] == []
+
+
+async def _nothing(_visit: Visit) -> Shown:
+    return {}
