@@ -401,3 +401,27 @@ async def test_commands_send_only_fields_that_their_operation_has(admin: Admin) 
         operation, fixed = callback.asked
         sent = {*inspect.signature(callback).parameters, *fixed} - {"config", "data_dir", "as_json", "yes"}
         assert sent <= set(found[operation].fields), path
+
+
+@pytest.mark.rule("S7")
+async def test_the_doctor_of_a_mailbox_names_its_tenants_quota(admin: Admin) -> None:
+    await admin.done("POST", "/tenants", {"tenant": "small"})
+    await admin.done("PATCH", "/tenants/small", {"quotas": {"messages": 3}})
+    await admin.done("POST", "/mailboxes", {"tenant": "small", "name": "box"})
+
+    async def send() -> Answer:
+        return await admin.call("POST", "/mailboxes/box/messages", {"tenant": "small", "payload": "x"})
+
+    async def said() -> list[tuple[str, str, str]]:
+        found = (await admin.done("GET", "/mailboxes/box/doctor?tenant=small"))["findings"]
+        return [(each["level"], each["text"], each["link"]) for each in found if "Tenant small" in each["text"]]
+
+    assert (await send()).status == 200
+    assert await said() == [("ok", "Tenant small has room for more: 1 of 3 messages.", "/tenants/small")]
+    for _ in range(2):
+        assert (await send()).status == 200
+    assert (await send()).status == 429
+    full = "Tenant small is full, 3 of 3 messages: a SEND is refused with quota_exceeded."
+    assert await said() == [("problem", full, "/tenants/small")]
+    found = (await admin.done("GET", "/doctor?quick=true", role="read"))["findings"]
+    assert [each["link"] for each in found if "tenant small 3 of 3 messages" in each["text"]] == ["/tenants/small"]
