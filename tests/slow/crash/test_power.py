@@ -13,7 +13,7 @@ import re
 import shutil
 import struct
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Set
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +42,9 @@ DATABASE, LOG, SOCKET = 1, 2, 3
 HEADER = struct.Struct("<cBHIqq")
 ANSWER = re.compile(rb'\{"error":"","msg_id":(\d+)[,}]')
 PUSH = re.compile(rb"MSG \$mq9\.AI\.MAILBOX\.MSG\.power\.[^\r]*\r\n(?:NATS/1\.0\r\n(?:[^\r]+\r\n)*\r\n)?<<(\d+)>>")
+DELETION = re.compile(rb"(?:MSG|PUB) deleted\.(\d+) [^\r]*\r\n\{\"error\":\"\"")
+DELETED_OF = 5
+"""One in so many messages is deleted after its burst."""
 TAIL = 1000
 """Bytes of what went to a socket that are looked at again with the next: a frame may come in two pieces."""
 
@@ -140,6 +143,10 @@ class Disk:
         """Each msg_id in an answer that has left the service."""
         self.pushed: set[int] = set()
         """The number of each message that was pushed."""
+        self.deleted: set[int] = set()
+        """Each msg_id whose deletion was answered."""
+        self.to_delete: dict[int, int] = {}
+        """The number of each message that is deleted at some time, by msg_id."""
         self.restarts = self.copied = 0
         self._tails: dict[int, bytes] = {}
 
@@ -148,6 +155,7 @@ class Disk:
             seen = self._tails.get(record.fd, b"") + record.data
             self.answered.update(map(int, ANSWER.findall(seen)))
             self.pushed.update(map(int, PUSH.findall(seen)))
+            self.deleted.update(map(int, DELETION.findall(seen)))
             self._tails[record.fd] = seen[-TAIL:]
             return
         file = self.files[record.kind]
@@ -162,8 +170,8 @@ class Disk:
             self.copied += record.kind == DATABASE
             file.unsynced.append(record)
 
-    def missing(self, path: Path, chance: random.Random) -> set[int]:
-        """Lose power now, start, and return which answered or pushed messages are not there; the rest must be whole."""
+    def lost(self, path: Path, chance: random.Random) -> int:
+        """Lose power now, start, and return how much is lost that had left the service; the rest must be whole."""
         path.write_bytes(self.files[DATABASE].cut(chance))
         path.with_name(f"{path.name}-wal").write_bytes(self.files[LOG].cut(chance))
         with closing(SqliteStore(path)) as store:
@@ -172,9 +180,10 @@ class Disk:
                 rows = tx.session.dialect.execute(
                     "SELECT msg_id, payload FROM message JOIN mailbox ON no = mailbox_no WHERE address = ?", (BOX,)
                 )
-        stored = {msg_id: bytes(payload) for msg_id, payload in rows}
-        numbers = {number_in(payload) for payload in stored.values()}
-        return (self.answered - stored.keys()) | (self.pushed - numbers)
+        stored = {msg_id: number_in(payload) for msg_id, payload in rows}
+        answered = self.answered - stored.keys() - self.to_delete.keys()
+        pushed = self.pushed - set(stored.values()) - set(self.to_delete.values())
+        return len(answered | (self.deleted & stored.keys())) + len(pushed)
 
 
 def payload_of(number: int) -> bytes:
@@ -182,6 +191,8 @@ def payload_of(number: int) -> bytes:
 
 
 def number_in(payload: bytes) -> int:
+    """Return the number of a message, which must be whole."""
+    payload = bytes(payload)
     number = int(payload[2 : payload.index(b">")])
     assert payload == payload_of(number)
     return number
@@ -214,25 +225,43 @@ async def recorded(service: Service, recorder: Path) -> tuple[Disk, list[Record]
         await service.serve()
         async with connected(service) as client:
             for in_flight in IN_FLIGHT:
-                await burst(client, in_flight)
+                sent = await burst(client, in_flight)
+                disk.to_delete |= dict(sorted(sent.items())[::DELETED_OF])
+                await delete(service, sent.keys() & disk.to_delete.keys())
                 await asyncio.sleep(PAUSE)
             service.terminate()
             await service.ended()
     return disk, list(read_trace(trace))
 
 
-async def burst(client: Client, in_flight: int) -> None:
-    """Send so many messages at the same time, again and again."""
+async def burst(client: Client, in_flight: int) -> dict[int, int]:
+    """Send so many messages at the same time, again and again; return the number of each by its msg_id."""
+    sent: dict[int, int] = {}
 
     async def sender() -> None:
-        while next(numbers) <= SENT_IN_A_BURST:
-            assert not (await client.send(BOX, payload_of(next(_sent)))).error
+        while next(count) <= SENT_IN_A_BURST:
+            number = next(_numbers)
+            answer = await client.send(BOX, payload_of(number))
+            assert not answer.error
+            sent[answer.body["msg_id"]] = number
 
-    numbers = itertools.count(1)
+    count = itertools.count(1)
     await asyncio.gather(*(sender() for _ in range(in_flight)))
+    return sent
 
 
-_sent = itertools.count()
+async def delete(service: Service, ids: Set[int]) -> None:
+    """Delete messages, and have each answered at a subject that says which."""
+    client = await nats.connect(service.nats_url)
+    answers = await client.subscribe("deleted.*", max_msgs=len(ids))
+    for msg_id in ids:
+        await client.publish(f"$mq9.AI.MSG.DELETE.{BOX}.{msg_id}", reply=f"deleted.{msg_id}")
+    async for _ in answers.messages:
+        pass
+    await client.close()
+
+
+_numbers = itertools.count()
 
 
 @asynccontextmanager
@@ -254,14 +283,14 @@ async def ignored(_what: object) -> None:
 
 
 def losses(disk: Disk, records: list[Record]) -> list[int]:
-    """Cut the power at random moments; return how many messages each cost."""
+    """Cut the power at random moments; return how much each cost."""
     chance, path = random.Random(SEED), ram_path()
     moments = set(chance.sample(range(len(records)), min(CUTS, len(records))))
     cost = []
     for moment, record in enumerate(records):
         disk.follow(record)
         if moment in moments:
-            cost.append(len(disk.missing(path, chance)))
+            cost.append(disk.lost(path, chance))
     return cost
 
 
@@ -274,6 +303,7 @@ async def test_loss_of_power_costs_nothing_answered(services: Services, recorder
         f"seed {SEED}, {CUTS} cuts, {len(disk.answered)} answered, {len(disk.pushed)} pushed, {disk.restarts} restarts"
     )
     assert len(disk.answered) == len(disk.pushed) == 2 * len(IN_FLIGHT) * SENT_IN_A_BURST
+    assert disk.deleted == disk.to_delete.keys()
     assert disk.restarts >= len(IN_FLIGHT), "the log began anew"
     assert disk.copied, "the log was copied into the database"
 
