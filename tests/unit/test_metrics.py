@@ -8,9 +8,13 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mediator.errors import BusyError, MediatorError, NoSuchMailboxError, UnavailableError
 from mediator.http.health import Health
+from mediator.mailboxes.bounds import Quota
 from mediator.mailboxes.events import Event, EventType
 from mediator.mailboxes.lanes import Lane
+from mediator.mailboxes.mailbox import Kind
+from mediator.mailboxes.tables.backlog import MailboxBacklog
 from mediator.metrics import OK, Metrics, TenantMetrics
+from mediator.operate.backlog import Backlog, BacklogMeter, BacklogSeries
 from mediator.store.writer import Committed
 from pickup.metrics import DidcommMetrics
 from registry.metrics import RegistryMetrics as RegistryMeters
@@ -41,6 +45,17 @@ ALERTS = {
     "MediatorModelDown",
     "MediatorAgentsNotEmbedded",
     "MediatorPipelineFailing",
+    "MediatorStoreLost",
+    "MediatorDiskReserveUsed",
+    "MediatorBacklogGrowing",
+    "MediatorGroupsLagging",
+    "MediatorMailWaitsLong",
+    "MediatorDeadLetters",
+    "MediatorQuotaNearlyFull",
+    "MediatorMailboxesFull",
+    "MediatorPublicUrlLost",
+    "MediatorCertificateExpires",
+    "MediatorClockSkew",
 }
 ELSEWHERE = {
     ("mediator_didcomm_push_notifications_total", "outcome", "failed"),
@@ -172,10 +187,22 @@ def test_two_sets_of_series_are_apart() -> None:
     assert value(two, "mediator_journal_bytes_total") == 0
 
 
+def add_backlog(metrics: Metrics) -> None:
+    """Add the series of what waits, as if a tenant had a mailbox, and of what is around the service."""
+    meter = BacklogMeter(None, 60, 1)  # type: ignore[arg-type]
+    box = MailboxBacklog(1, "default", "box", Kind.STANDARD, 1, 1)
+    meter.latest = Backlog(0, deepest=[box], longest_waiting=[box], most_dead=[box])
+    metrics.registry.register(BacklogSeries(meter, lambda tenant: Quota(), ["default"], 1))
+    metrics.public_url_up.labels("didcomm.public_url").set(1)
+    metrics.certificate_seconds.labels("didcomm.public_url").set(1)
+
+
 async def test_every_series_in_the_alert_rules_exists_with_its_labels() -> None:
     metrics = exercised()
+    add_backlog(metrics)
     health = Health()
-    health.add("registry", content)
+    for name in ("store", "registry"):
+        health.add(name, content)
     await health.report()
     metrics.registry.register(health)
     RegistryMeters(metrics.registry).watch_model(lambda: 0, lambda: True)
@@ -203,6 +230,7 @@ async def test_every_series_in_the_alert_rules_exists_with_its_labels() -> None:
 
 def test_series_and_options_named_in_the_rules_texts_exist() -> None:
     metrics = exercised()
+    add_backlog(metrics)
     metrics.registry.register(Health())
     TenantMetrics(metrics.registry, 1, ["default"])
     from prometheus_client import generate_latest
