@@ -128,6 +128,27 @@ async def test_a_dead_message_is_edited_and_sent_again(site: ConsoleSite) -> Non
     assert "Why it died" not in await site.read(f"{BOX}/messages/1?dead_for=workers")
 
 
+@pytest.mark.parametrize("payload", [b"two\r\nlines", b"a\0b", b"\xff"])
+async def test_what_a_browser_would_change_is_not_edited(site: ConsoleSite, payload: bytes) -> None:
+    await site.core.create()
+    await site.core.send(payload)
+    await die(site)
+    page = await site.read(f"{BOX}/messages/0?dead_for=workers")
+    assert "It can be sent again as it is, not edited here" in page
+    assert "<textarea" not in page
+    await act(site, "dead-resend", mail_address="task", group_name="workers", msg_id="0")
+    assert (await payloads(site))[-1] == payload
+
+
+async def test_a_selected_row_wins_over_a_field_of_the_form(site: ConsoleSite) -> None:
+    for address in ("task", "other"):
+        await site.core.create(address)
+        await site.core.send(b"x", to=address)
+    fields = {"mail_address": "task", "chosen": "mail_address=other", "done": "$count.$failed"}
+    assert "1." in await act(site, "mailbox-purge", **fields)
+    assert (await payloads(site), await payloads(site, "other")) == ([b"x"], [])
+
+
 @pytest.mark.rule("F6")
 async def test_leases_are_shown_and_given_back(site: ConsoleSite) -> None:
     await site.core.create()
