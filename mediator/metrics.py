@@ -6,7 +6,8 @@ Values that clients choose (addresses, groups, keys) never become labels. Series
 from bisect import bisect_left
 from collections import Counter as Tally
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from typing import Final
@@ -78,41 +79,45 @@ class _Histogram:
         return family
 
 
+@dataclass(slots=True)
+class VerbFigures:
+    """What one tenant's requests of one verb came to."""
+
+    requests: int = 0
+    errors: int = 0
+    seconds: float = 0.0
+    last_error: str = ""
+    """Its code."""
+
+
 class RequestSeries(Collector):
     """Counts answered requests, on the event loop; may be collected on any thread."""
 
     def __init__(self) -> None:
-        self._counts: defaultdict[tuple[str, str, str], int] = defaultdict(int)
-        """By tenant, verb and outcome."""
-        self._seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
-        self._last_errors: dict[tuple[str, str], str] = {}
+        self._counts: defaultdict[tuple[str, str], int] = defaultdict(int)
+        """By verb and outcome."""
+        self._tenants: defaultdict[str, defaultdict[str, VerbFigures]] = defaultdict(partial(defaultdict, VerbFigures))
+        """By tenant and verb: a tenant may ask for its own as often as it likes."""
         self._durations: defaultdict[str, _Histogram] = defaultdict(partial(_Histogram, BOUNDS))
 
     def count(self, tenant: str, verb: str, outcome: str, seconds: float) -> None:
         """Count one answered request; ``verb`` is a word of ours, ``outcome`` is :data:`OK` or an error's code."""
-        self._counts[tenant, verb, outcome] += 1
-        self._seconds[tenant, verb] += seconds
+        self._counts[verb, outcome] += 1
+        figures = self._tenants[tenant][verb]
+        figures.requests += 1
+        figures.seconds += seconds
         if outcome != OK:
-            self._last_errors[tenant, verb] = outcome
+            figures.errors += 1
+            figures.last_error = outcome
         self._durations[verb].observe(seconds)
 
-    def of_tenant(self, tenant: str) -> dict[str, tuple[int, int, float, str]]:
-        """Return by verb how many requests a tenant made, how many failed, their seconds, and the last error's code."""
-        figures: dict[str, tuple[int, int, float, str]] = {}
-        for (whose, verb, outcome), count in self._counts.items():
-            if whose == tenant:
-                requests, errors, _, _ = figures.get(verb, (0, 0, 0.0, ""))
-                failed = 0 if outcome == OK else count
-                of = tenant, verb
-                figures[verb] = requests + count, errors + failed, self._seconds[of], self._last_errors.get(of, "")
-        return figures
+    def of_tenant(self, tenant: str) -> Mapping[str, VerbFigures]:
+        """Return what a tenant's requests came to, by verb."""
+        return self._tenants.get(tenant, {})
 
     def counts(self) -> Tally[tuple[str, str]]:
         """Return how many requests of all tenants were answered so far, by verb and outcome."""
-        summed: Tally[tuple[str, str]] = Tally()
-        for (_, verb, outcome), count in self._counts.items():
-            summed[verb, outcome] += count
-        return summed
+        return Tally(self._counts)
 
     def describe(self) -> Iterator[Metric]:
         """Return what is collected, so that the library finds the series by their names."""
@@ -123,10 +128,7 @@ class RequestSeries(Collector):
         requests = CounterMetricFamily(
             "mediator_requests", "Requests by verb and outcome (ok, or the error's code).", labels=["verb", "outcome"]
         )
-        totals: Tally[tuple[str, str]] = Tally()
-        for (_, verb, outcome), count in list(self._counts.items()):
-            totals[verb, outcome] += count
-        for labels, count in totals.items():
+        for labels, count in list(self._counts.items()):
             requests.add_metric(labels, count)
         yield requests
         times = HistogramMetricFamily(

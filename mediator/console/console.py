@@ -265,7 +265,7 @@ async def _run_for_each(
     end = time.monotonic() + operation.within
     for each in chosen:
         try:
-            await visit.run(operation.name, **fields | dict(parse_qsl(each)))
+            await visit.run(operation.name, **{**fields, **dict(parse_qsl(each))})
             done += 1
         except NotAllowedError:
             raise

@@ -13,7 +13,7 @@ import orjson
 from mediator import __version__
 from mediator.errors import MediatorError
 from mediator.mailboxes.address import DEFAULT_TENANT
-from mediator.metrics import RequestSeries
+from mediator.metrics import RequestSeries, VerbFigures
 from mediator.nats.accounts import AccountMap
 from mediator.nats.admission import ReplyQueue
 from mediator.nats.client import Request
@@ -87,20 +87,19 @@ class MicroService:
             self._answer(message, "info_response", {"description": DESCRIPTION, "endpoints": endpoints})
         elif verb == "STATS":
             figures = self._requests.of_tenant(tenant)
-            endpoints = [{**each, **_stats(figures.get(each["name"], (0, 0, 0.0, "")))} for each in self._endpoints]
+            endpoints = [{**each, **_stats(figures.get(each["name"], VerbFigures()))} for each in self._endpoints]
             self._answer(message, "stats_response", {"started": self._started, "endpoints": endpoints})
 
     def _answer(self, message: Request, kind: str, fields: dict[str, Any]) -> None:
         self._replies.put(message.reply, orjson.dumps({"type": TYPE + kind, **self._identity, **fields}))
 
 
-def _stats(figures: tuple[int, int, float, str]) -> dict[str, Any]:
-    requests, errors, seconds, last_error = figures
-    nanoseconds = int(seconds * 1e9)
+def _stats(figures: VerbFigures) -> dict[str, Any]:
+    nanoseconds = int(figures.seconds * 1e9)
     return {
-        "num_requests": requests,
-        "num_errors": errors,
-        "last_error": last_error,
+        "num_requests": figures.requests,
+        "num_errors": figures.errors,
+        "last_error": figures.last_error,
         "processing_time": nanoseconds,
-        "average_processing_time": nanoseconds // requests if requests else 0,
+        "average_processing_time": nanoseconds // max(1, figures.requests),
     }
