@@ -201,6 +201,11 @@ async def test_a_page_says_when_the_service_is_gone(tab: Tab, service: Service) 
     await until(lambda: shows(tab, "Live."), what="the page is live")
     grey = "document.body.classList.contains('stale')"
     assert not await tab.evaluate(grey)
+    # A proxy in front answers for a service that is gone.
+    for event, status, stale in (("responseError", 502, True), ("afterOnLoad", 502, True), ("afterOnLoad", 200, False)):
+        detail = f"{{detail: {{xhr: {{status: {status}}}}}}}"
+        await tab.evaluate(f"document.dispatchEvent(new CustomEvent('htmx:{event}', {detail}))")
+        assert await tab.evaluate(grey) is stale
     await service.kill()
     await until(lambda: shows(tab, "The service does not answer since"), what="the page says so")
     assert await tab.evaluate(grey)

@@ -15,10 +15,12 @@ function follow(state) {
     const url = new URL(state.dataset.live, location);
     if (seen) url.searchParams.set("after", seen);
     source = new EventSource(url);
-    source.onopen = () => { say("Live."); find(); };
+    source.onopen = () => { say("Live."); recover(); };
     source.onerror = () => {
       if (source.readyState === EventSource.CLOSED) {
-        say("Not live: you are signed out, or the service has no room for another live page. Reload to try again.");
+        // Either the service refused it, or a proxy says that there is no service.
+        fetch(location, {method: "HEAD"}).then(({status}) => status > 501 ? retry() : say(
+          "Not live: you are signed out, or the service has no room for another live page. Reload to try again."), retry);
       } else {
         say("Reconnecting…");
         lose();
@@ -34,6 +36,13 @@ function follow(state) {
     }
     source.addEventListener("sample", (event) => document.dispatchEvent(
       new CustomEvent("sample", {detail: JSON.parse(event.data)})));
+  }
+
+  function retry() {
+    lose();
+    say("Reconnecting…");
+    source = null;
+    setTimeout(look, 5000);
   }
 
   // Browsers allow few connections to one host, so a hidden page gives its own back.
@@ -152,7 +161,7 @@ function lose() {
   gone.textContent = `The service does not answer since ${utc(lostAt)}. What stands here is older. Trying again…`;
   document.body.classList.add("stale");
 }
-function find() {
+function recover() {
   lostAt = null;
   const gone = document.getElementById("gone");
   if (gone) gone.hidden = true;
@@ -160,7 +169,8 @@ function find() {
 }
 document.addEventListener("htmx:sendError", lose);
 document.addEventListener("htmx:timeout", lose);
-document.addEventListener("htmx:afterOnLoad", find);
+document.addEventListener("htmx:responseError", ({detail}) => detail.xhr.status > 501 && lose());
+document.addEventListener("htmx:afterOnLoad", ({detail}) => detail.xhr.status < 502 && recover());
 
 addEventListener("DOMContentLoaded", () => {
   // Loading the page again leads on, and does not repeat what was done.
