@@ -3,6 +3,7 @@
 import pytest
 
 from mediator.broker import wall_clock
+from mediator.mailboxes.fetching import Deliver
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Retention
 from mediator.mailboxes.tables import backlog
@@ -142,3 +143,17 @@ def test_a_database_server_tells_its_time(broker: Broker) -> None:
     else:
         assert told is not None
         assert abs(told - wall_clock()) < 60_000, "on the same machine"
+
+
+@pytest.mark.rule("F4")
+def test_a_group_that_is_moved_on_waits_for_nothing(broker: Broker) -> None:
+    broker.create()
+    for lane in Lane:
+        broker.send(lane=lane)
+    broker.take(num_msgs=1)
+    assert survey(broker)[BOX].waiting_since == START
+    broker.take(deliver=Deliver.LATEST, force_deliver=True)
+    assert survey(broker)[BOX].waiting_since is None
+    broker.advance(SECOND)
+    broker.send()
+    assert survey(broker)[BOX].waiting_since == START + SECOND

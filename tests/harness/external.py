@@ -24,5 +24,6 @@ async def nats_server(folder: Path, config: str) -> AsyncIterator[tuple[int, Pro
         await until(lambda: ports.is_file() and ports.read_text())
         yield int(json.loads(ports.read_text())["nats"][0].rpartition(":")[2]), process
     finally:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
         await process.wait()

@@ -25,6 +25,7 @@ from mediator.mailboxes.sending import Send
 from mediator.store.opening import database_path
 from mediator.store.sqlite import SqliteStore
 from tests.harness.app import App, app
+from tests.harness.external import nats_server
 from tests.harness.postgres import cluster
 from tests.harness.service import free_port
 from tests.harness.stores import migrated
@@ -119,6 +120,7 @@ TROUBLES = {
         before=lambda folder: an_hour_ago(folder, dead=False),
     ),
     "a lost PostgreSQL": Trouble("MediatorStoreLost", "store: "),
+    "a lost NATS": Trouble("MediatorNatsDown", "nats: "),
     "an unreachable public URL": Trouble(
         "MediatorPublicUrlLost",
         "does not lead here: ",
@@ -143,6 +145,14 @@ async def service_in(trouble: str, folder: Path) -> AsyncIterator[App]:
                 server.resume()
         finally:
             server.stop()
+        return
+    if trouble == "a lost NATS":
+        async with (
+            nats_server(folder.parent, "") as (port, process),
+            app(folder, operators=OPERATORS, nats_url=f"nats://127.0.0.1:{port}") as service,
+        ):
+            process.kill()
+            yield service
         return
     async with app(folder, operators=OPERATORS, **made.options) as service:
         await made.make(service)
