@@ -222,10 +222,10 @@ def group_state(group: Group) -> bytes:
     return orjson.dumps([group.settled, group.delivered, replies, group.max_deliver, *more])
 
 
-def delivered(state: bytes) -> list[int]:
-    """Read up to which message a group was given each lane."""
-    marks: list[int] = orjson.loads(state)[1]
-    return marks
+def position(state: bytes) -> tuple[list[int], int | None]:
+    """Read up to which message a group was given each lane, and how often it is given one at most."""
+    _, delivered, _, max_deliver, *_ = orjson.loads(state)
+    return delivered, max_deliver
 
 
 def group(row: Row, state: bytes) -> Group:

@@ -54,7 +54,7 @@ class BacklogTotals:
     full: int = 0
     """Mailboxes at their quota."""
     waiting_since: int | None = None
-    """When the oldest message came that waits for a reader, those of wallets aside."""
+    """Since when a message waits for a reader, those of wallets aside."""
     wallet_waiting_since: int | None = None
 
     @property
@@ -274,8 +274,8 @@ class BacklogSeries(Collector):
         )
         ages = GaugeMetricFamily(
             "mediator_oldest_waiting_seconds",
-            "Age of the oldest message that no reader got: of a group, or of a mailbox `until_ack` without one. "
-            "Mail of wallets is apart.",
+            "How long a message has waited for a reader, at most: since it came, or since a lease of it ended without "
+            "an ACK. Readers are groups, or who reads a mailbox `until_ack` without one; wallets are apart.",
             labels=["reader"],
         )
         ages.add_metric(["group"], _age(total.waiting_since, now))
@@ -312,7 +312,7 @@ class BacklogSeries(Collector):
         lagging = GaugeMetricFamily("mediator_tenant_lagging_groups", "Groups of a tenant that lag.", labels=["tenant"])
         oldest = GaugeMetricFamily(
             "mediator_tenant_oldest_waiting_seconds",
-            "Age of a tenant's oldest message that no reader got, mail of wallets aside.",
+            "How long a message of a tenant has waited for a reader, at most, mail of wallets aside.",
             labels=["tenant"],
         )
         used = GaugeMetricFamily(
@@ -345,7 +345,7 @@ class BacklogSeries(Collector):
         )
         oldest = GaugeMetricFamily(
             "mediator_mailbox_oldest_waiting_seconds",
-            "Age of the oldest message that no reader got, in the mailboxes where it is highest.",
+            "How long a message has waited for a reader, at most, in the mailboxes where that is longest.",
             labels=["mailbox"],
         )
         dead = GaugeMetricFamily(

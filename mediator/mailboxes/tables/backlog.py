@@ -24,7 +24,12 @@ class GroupBacklog:
     name: str
     dead: int = 0
     waiting_since: int | None = None
-    """When the oldest message came that the group was not given yet; None: there is none."""
+    """Since when a message waits for the group: when the oldest came that it was not given yet, or when a lease ended
+    without an ACK. None: no message waits."""
+
+    def wait(self, since: int) -> None:
+        """Note a message that waits."""
+        self.waiting_since = since if self.waiting_since is None else min(since, self.waiting_since)
 
 
 @dataclass(slots=True)
@@ -38,7 +43,7 @@ class MailboxBacklog:
     messages: int
     bytes: int
     waiting_since: int | None = None
-    """When the oldest message came that waits for any reader."""
+    """Since when a message waits for any reader."""
     delayed: int = 0
     """Messages that were sent with a delay and are not due yet."""
     delayed_bytes: int = 0
@@ -111,45 +116,60 @@ class Backlogs(Table):
         for no, mailbox_no, *_ in groups:
             mailboxes[mailbox_no].groups.append(made[no])
         leases = self._execute(
-            "SELECT group_no, mailbox_no, sum(dead), sum(CASE WHEN dead = 0 THEN delayed ELSE 0 END),"
-            " sum(CASE WHEN dead = 0 AND delayed = 0 AND until > ? THEN 1 ELSE 0 END)"
+            "SELECT group_no, mailbox_no, sum(CASE WHEN dead = 0 AND until > ? THEN delayed ELSE 0 END),"
+            " sum(CASE WHEN dead = 0 AND until > ? THEN 1 - delayed ELSE 0 END),"
+            f" sum(CASE WHEN {_ENDED} THEN 1 ELSE 0 END)"
             " FROM consumer JOIN lease ON group_no = consumer.no WHERE mailbox_no > ? AND mailbox_no <= ?"
             " GROUP BY group_no, mailbox_no",
-            (now, *span),
+            (now, now, now, *span),
         )
-        with_dead = []
-        for no, mailbox_no, dead, given_back, leased in leases:
+        with_ended = []
+        for no, mailbox_no, given_back, leased, ended in leases:
             if no in made:
                 mailboxes[mailbox_no].given_back += int(given_back)
                 mailboxes[mailbox_no].leased += int(leased)
-                if dead:
-                    with_dead.append(no)
-        # The clean-up looks at the leases of a message that is gone an hour later.
-        counted = self._for_each(
-            "SELECT group_no, count(*) FROM consumer JOIN lease ON group_no = consumer.no AND dead = 1"
-            " JOIN message ON message.mailbox_no = consumer.mailbox_no AND message.msg_id = lease.msg_id"
-            " WHERE {among} AND (message.expire_at IS NULL OR message.expire_at > ?) GROUP BY group_no",
-            "group_no",
-            with_dead,
-            after=(now,),
-        )
-        for no, dead in counted:
-            made[no].dead = dead
-        for no, since in self._next_messages([row for row in groups if mailboxes[row[1]].messages]):
-            made[no].waiting_since = since
+                if ended:
+                    with_ended.append(no)
+        states = {no: self._session.positions.get(no) or state for no, _, _, state in groups}
+        self._add_ended(made, with_ended, states, now)
+        for no, since in self._next_messages([row for row in groups if mailboxes[row[1]].messages], states):
+            made[no].wait(since)
         for mailbox in mailboxes.values():
             if mailbox.groups:
                 waiting = [group.waiting_since for group in mailbox.groups if group.waiting_since is not None]
                 mailbox.waiting_since = min(waiting, default=None)
 
-    def _next_messages(self, groups: Sequence[Row]) -> list[tuple[int, int]]:
+    def _add_ended(
+        self, groups: Mapping[int, GroupBacklog], numbers: Sequence[int], states: Mapping[int, bytes], now: int
+    ) -> None:
+        """Count messages whose lease ended without an ACK: they are dead, or wait to be given again (F6, F7)."""
+        # The clean-up looks at the leases of a message that is gone an hour later.
+        counted = self._for_each(
+            "SELECT group_no, dead, deliveries, count(*), min(until) FROM consumer"
+            f" JOIN lease ON group_no = consumer.no AND ({_ENDED})"
+            " JOIN message ON message.mailbox_no = consumer.mailbox_no AND message.msg_id = lease.msg_id"
+            " WHERE {among} AND (message.expire_at IS NULL OR message.expire_at > ?)"
+            " GROUP BY group_no, dead, deliveries",
+            "group_no",
+            numbers,
+            (now,),
+            (now,),
+        )
+        for no, dead, deliveries, count, since in counted:
+            most = rows.position(states[no])[1]
+            # A message is dead from the end of its last lease on, whether a FETCH has looked since or not.
+            if dead or (most is not None and deliveries >= most):
+                groups[no].dead += count
+            else:
+                groups[no].wait(since)
+
+    def _next_messages(self, groups: Sequence[Row], states: Mapping[int, bytes]) -> list[tuple[int, int]]:
         """Return when the oldest message came that each group was not given yet, by the group's number."""
         found: list[tuple[int, int]] = []
-        positions = self._session.positions
         for start in range(0, len(groups), _AT_ONCE):
             asked: list[int] = []
-            for no, mailbox_no, _, state in groups[start : start + _AT_ONCE]:
-                asked += (no, mailbox_no, *rows.delivered(positions.get(no) or state))
+            for no, mailbox_no, *_ in groups[start : start + _AT_ONCE]:
+                asked += (no, mailbox_no, *rows.position(states[no])[0])
             sql = _NEXT.replace("{rows}", ", (?, ?, ?, ?, ?, ?)" * (len(asked) // 6 - 1))
             for no, *times in self._execute(sql, asked):
                 waiting = [at for at in times if at is not None]
@@ -158,6 +178,8 @@ class Backlogs(Table):
         return found
 
 
+_ENDED = "dead = 1 OR (until > 0 AND until <= ?)"
+"""Leases that ended without an ACK."""
 _BEHIND = "FROM message WHERE mailbox_no = asked.mailbox_no AND msg_id > "
 _LANE = f"(SELECT created_at {_BEHIND} %s AND lane = %d ORDER BY msg_id LIMIT 1)"
 # The first row tells PostgreSQL the types.
