@@ -206,7 +206,7 @@ def recorder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
     made = tmp_path_factory.mktemp("recorder") / "power_recorder.so"
     source = Path(__file__).with_name("power_recorder.c")
-    subprocess.run([compiler, "-O2", "-Wall", "-Werror", "-shared", "-fPIC", "-o", made, source, "-ldl"], check=True)
+    subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", made, source, "-ldl"], check=True)
     return made
 
 
