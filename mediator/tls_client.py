@@ -31,6 +31,9 @@ class TlsClient(Client):
         while task is not None and task is not asyncio.current_task() and not task.done():
             task.cancel()
             await asyncio.wait([task], timeout=0.1)
+        if not self.is_connected:
+            # Nobody reads what still waits; nats-py would write it to the broken connection, fail, and not close it.
+            self._pending, self._pending_data_size = [], 0
         await super()._close(status, do_cbs)
 
 
