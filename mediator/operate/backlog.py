@@ -22,6 +22,7 @@ from mediator.mailboxes.mailbox import Kind
 from mediator.mailboxes.message import Usage
 from mediator.mailboxes.tables.backlog import Backlogs, GroupBacklog, MailboxBacklog
 from mediator.mailboxes.transaction import Transaction
+from mediator.operate.units import format_bytes
 
 SLICE: Final = 200
 """Mailboxes of one read; with a group each they take about 3 ms."""
@@ -64,8 +65,16 @@ class BacklogTotals:
 
     def quota_use(self, quota: Quota) -> tuple[float, str]:
         """Return the part of its fullest quota that is used, and what that is, such as ``4 of 5 messages``."""
-        uses = ((self.held.messages, "messages"), (self.held.bytes, "bytes"), (self.mailboxes, "mailboxes"))
-        parts = [(use / limit, f"{use} of {limit} {what}") for use, what in uses if (limit := getattr(quota, what)) > 0]
+        held = self.held
+        parts = [
+            (use / limit, f"{show(use)} of {show(limit)}{what}")
+            for use, limit, show, what in (
+                (held.messages, quota.messages, str, " messages"),
+                (held.bytes, quota.bytes, format_bytes, ""),
+                (self.mailboxes, quota.mailboxes, str, " mailboxes"),
+            )
+            if limit
+        ]
         return max(parts, default=(0.0, ""))
 
     def add(self, mailbox: MailboxBacklog) -> None:
@@ -216,9 +225,10 @@ def _survey(after: int, tx: Transaction, now: int) -> list[MailboxBacklog]:
 
 
 def _use_of_mailbox(mailbox: MailboxBacklog, quota: Quota) -> float:
-    held = BacklogTotals(messages=mailbox.messages, bytes=mailbox.bytes)
-    held.delayed, held.delayed_bytes = mailbox.delayed, mailbox.delayed_bytes
-    return held.quota_use(quota)[0]
+    """Return the part of its fullest quota that a mailbox has used."""
+    messages = (mailbox.messages + mailbox.delayed) / quota.messages if quota.messages else 0.0
+    size = (mailbox.bytes + mailbox.delayed_bytes) / quota.bytes if quota.bytes else 0.0
+    return max(messages, size)
 
 
 class BacklogSeries(Collector):

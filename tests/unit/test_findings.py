@@ -1,12 +1,16 @@
-"""What clients were refused lately, as operators read it."""
+"""What operators are told of refusals and quotas: when, how urgent, and where to go."""
 
 from collections import Counter
 
 import pytest
 
+from mediator.mailboxes.bounds import Quota
 from mediator.operate import findings
+from mediator.operate.backlog import Backlog, BacklogTotals
 from mediator.operate.diagnosis import Finding, Level
-from mediator.operate.findings import RECENT_SECONDS, TICK_SECONDS, RecentRefusals
+from mediator.operate.findings import RECENT_SECONDS, TICK_SECONDS, RecentRefusals, backlog_findings
+
+NO_QUOTA = Quota()
 
 
 class Watched:
@@ -65,3 +69,45 @@ def test_a_quota_names_the_tenants_on_all_doors(watched: Watched) -> None:
     watched.counts["SEND", "quota_exceeded"] += 4
     (found,) = watched.found()
     assert "SEND 4. Tenants: acme, a/b." in found.text
+
+
+def quotas(backlog: Backlog | None, quota: Quota = NO_QUOTA, *tenants: str) -> list[tuple[Level, str, str]]:
+    found = backlog_findings(backlog, tenants, lambda _tenant: quota, 10)
+    return [(each.level, each.text, each.link) for each in found]
+
+
+def held(**tenants: BacklogTotals) -> Backlog:
+    return Backlog(0, tenants=tenants)
+
+
+def test_what_is_not_measured_yet_is_no_problem() -> None:
+    ((level, _, link),) = quotas(None)
+    assert (level, link) == (Level.NOTE, "")
+
+
+def test_an_empty_store_has_no_findings() -> None:
+    assert quotas(Backlog(0), Quota(messages=1, bytes=1, mailboxes=1), "default") == []
+    assert quotas(held(acme=BacklogTotals(messages=10**9, mailboxes=10**6))) == [], "without a quota"
+
+
+@pytest.mark.rule("S7", "M1")
+@pytest.mark.parametrize(
+    ("totals", "shown"),
+    [
+        (BacklogTotals(messages=60, delayed=31), "tenant acme 91 of 100 messages"),
+        (BacklogTotals(bytes=1900 * 1024), "tenant acme 1.9 MiB of 2.0 MiB"),
+        (BacklogTotals(mailboxes=19), "tenant acme 19 of 20 mailboxes"),
+    ],
+)
+def test_a_quota_is_a_note_before_it_is_a_problem(totals: BacklogTotals, shown: str) -> None:
+    quota = Quota(messages=100, bytes=2 << 20, mailboxes=20)
+    assert quotas(held(acme=totals), quota) == [(Level.NOTE, f"A quota is nearly used up: {shown}.", "/tenants/acme")]
+
+
+@pytest.mark.rule("S7")
+def test_many_full_tenants_are_one_finding() -> None:
+    full = held(**{f"t{number}": BacklogTotals(messages=number) for number in range(10, 16)})
+    ((level, text, link),) = quotas(full, Quota(messages=10))
+    assert (level, link) == (Level.PROBLEM, "/tenants/t15")
+    named = ", ".join(f"tenant t{number} {number} of 10 messages" for number in (15, 14, 13))
+    assert text.endswith(f": {named} and 3 more.")
