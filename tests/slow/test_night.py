@@ -52,13 +52,8 @@ async def fill_quota(service: App) -> None:
     assert (await service.ask(f"MSG.SEND.{BOX}", b"x"))["error"].startswith("quota_exceeded")
 
 
-async def fetch(service: App) -> None:
-    """Ask for what was dead already: its lease has ended an hour ago."""
-    await service.done(f"MSG.FETCH.{BOX}", {"group_name": GROUP})
-
-
 async def an_hour_ago(folder: Path, *, dead: bool) -> None:
-    """Leave a message behind that was delivered for the last time, or one that its group was not given."""
+    """Leave a message behind that was delivered for the last time, and another so, or one that its group never got."""
     with closing(SqliteStore(migrated(database_path(folder)))) as store:
         broker = Broker(store, Bounds(), clock=lambda: wall_clock() - HOUR)
         await broker.create(Create("default", BOX))
@@ -109,7 +104,6 @@ TROUBLES = {
         "Dead: 2 messages, each delivered as often as its group allows, without an ACK. Most are in "
         f"{redact(BOX)} (id:1, tenant default).",
         "/mailboxes/default/id:1/dead/night%20shift",
-        fetch,
         before=lambda folder: an_hour_ago(folder, dead=True),
     ),
     "a lagging group": Trouble(
