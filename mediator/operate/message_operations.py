@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from mediator.broker import Broker
-from mediator.errors import BadRequestError, NoSuchMessageError, NotAllowedError
+from mediator.errors import BadRequestError, MediatorError, NoSuchMessageError, NotAllowedError
 from mediator.fields import Fields
 from mediator.mailboxes import moving, settling
 from mediator.mailboxes.bounds import MAX_FETCH, MAX_IDS
@@ -80,7 +80,7 @@ _TRANSFER = {
     "to_address": about(MAIL_ADDRESS, "The other mailbox: an address, or `id:` and its number."),
     "msg_ids": about(many(COUNT), f"The messages, at most {MAX_IDS}."),
 }
-_STOPPED = {"stopped": about(TEXT, "Why a message was refused; it and those behind it stayed. Empty: none was.")}
+_STOPPED = {"stopped": about(TEXT, "Why it stopped at a message; that and those behind it stayed. Empty: it did not.")}
 
 _GROUP, _DEAD_PATH = {**PLACE, "group_name": GROUP_NAME}, "/mailboxes/{mail_address}/dead"
 _LEASES_PATH = "/mailboxes/{mail_address}/leases"
@@ -246,7 +246,13 @@ class MessageOperations:
         count = 0
         while ids:
             part = Transfer(tenant, address, request["to_address"], ids, keep)
-            found = await broker.write(partial(_transfer_part, broker, part), (tenant, address))
+            try:
+                found = await broker.write(partial(_transfer_part, broker, part), (tenant, address))
+            except MediatorError as error:
+                if not count:
+                    raise
+                # What is done is done: whoever copies all of them again would have some twice.
+                return count, f"it stopped before message {ids[0]}: {error}"
             count += found.count
             if found.refused is not None:
                 if not count:

@@ -11,7 +11,10 @@ import pytest
 from openapi_spec_validator import validate
 
 from mediator.cli import build_app
+from mediator.errors import UnavailableError
+from mediator.mailboxes import moving
 from mediator.mailboxes.address import redact
+from mediator.mailboxes.transaction import Transaction
 from mediator.operate.control import send_command
 from mediator.operate.operations import ROLES, Right
 from tests.harness.app import Answer, App, app, card
@@ -209,6 +212,28 @@ async def test_messages_leave_no_tenant_and_errors_name_no_address(admin: Admin)
     other = await admin.done("POST", "/mailboxes", {"name": "other"})
     numbered = {"to_address": f"id:{other['number']}", "msg_ids": [0]}
     assert await admin.done("POST", "/mailboxes/box/messages/move", numbered) == {"moved": 0, "stopped": ""}
+
+
+async def test_a_copy_that_fails_halfway_tells_how_far_it_came(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("box", "other"):
+        await admin.done("POST", "/mailboxes", {"name": name})
+    for _ in range(3):
+        await admin.done("POST", "/mailboxes/box/messages", {"payload": "x"})
+    transfer = moving.transfer
+
+    def fails_behind_two(tx: Transaction, *others: Any) -> moving.Transferred:
+        if others[2].ids == [2]:
+            raise UnavailableError("the disk is gone")
+        return transfer(tx, *others)
+
+    monkeypatch.setattr(moving, "SLICE", 1)
+    monkeypatch.setattr(moving, "transfer", fails_behind_two)
+    copy = "/mailboxes/box/messages/copy", {"to_address": "other", "msg_ids": [0, 1, 2]}
+    why = "it stopped before message 2: unavailable: the disk is gone"
+    assert await admin.done("POST", *copy) == {"copied": 2, "stopped": why}
+    refused = await admin.call("POST", copy[0], {"to_address": "other", "msg_ids": [2]})
+    assert (refused.status, refused.json["code"]) == (503, "unavailable")
+    assert (await admin.done("GET", "/mailboxes/other"))["messages"] == 2
 
 
 async def test_leases_are_given_back_and_dead_mail_is_sent_again(admin: Admin) -> None:
