@@ -1,5 +1,6 @@
 """Means of the samples of an instance, kept in the database for a day and a week, so that they survive a restart."""
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -25,6 +26,8 @@ class Range(NamedTuple):
 KEPT_RANGES: Final[Mapping[str, Range]] = {"day": Range(60, 86_400), "week": Range(600, 7 * 86_400)}
 MAY_BE_NONE: Final = frozenset({"p50", "p99"})
 """What a sample may not know; all else that a row lacks is 0."""
+WAIT_SECONDS: Final = 1.0
+"""The next sample waits so long for what is kept."""
 _DIGITS: Final = 4
 
 
@@ -78,9 +81,10 @@ class ActivityHistory:
                 table.add(self._instance, kept.step, at, row)
                 table.forget(kept.step, now - kept.span)
 
-        # A gap in a plot is all that it costs where the store refuses it.
-        with suppress(MediatorError):
-            await self._broker.write_background(keep)
+        # A gap in a plot is all that it costs where the store refuses it. While it hangs, samples are still taken.
+        with suppress(MediatorError, TimeoutError):
+            async with asyncio.timeout(WAIT_SECONDS):
+                await self._broker.write_background(keep)
 
     async def read(self, kept: Range, now: float, names: Sequence[str]) -> list[Sample]:
         """Return the rows of a range; one without values stands where the service did not run."""

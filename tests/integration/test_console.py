@@ -21,13 +21,14 @@ from mediator.mailboxes.fetching import Deliver, Fetch
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Retention
 from mediator.mailboxes.settling import Ack, Nack, nack
+from mediator.operate import activity_history
 from mediator.operate.activity import COLUMNS, Activity
 from mediator.operate.activity_history import KEPT_RANGES, ActivityHistory
 from mediator.operate.backlog import BacklogMeter
 from mediator.operate.operations import ROLES, Actor, Operations, Right
 from mediator.operate.run_history import RunHistory, RunOperations
 from mediator.operate.runs import process_name
-from mediator.store.base import Integrity
+from mediator.store.base import Integrity, Transaction
 from mediator.store.sqlite import SqliteStore
 from pipeline.reports import ADDRESSES
 from pipeline.service import PipelineOperations, PipelineScheduler, add_pages, report_file
@@ -337,6 +338,32 @@ async def test_a_day_and_a_week_survive_a_restart(tmp_path: Path) -> None:
             assert f"The last {each} as a table" in await site.read(f"/console/history?range={each}")
         for path in ("/console", "/console/history", "/console/history.json"):
             assert (await site.get(f"{path}?range=year")).status == 400
+
+
+async def test_samples_are_taken_while_the_store_hangs(site: ConsoleSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activity_history, "WAIT_SECONDS", 0.01)
+    kept, start = ActivityHistory(site.core.broker, "i1"), 1_800_000_000
+    hangs, go_on = threading.Event(), threading.Event()
+
+    def hang(_tx: Transaction, _now: int) -> None:
+        hangs.set()
+        assert go_on.wait(PATIENCE)
+
+    hanging = asyncio.create_task(site.core.broker.write_background(hang))
+    try:
+        assert await asyncio.to_thread(hangs.wait, PATIENCE)
+        for minute in range(3):
+            await kept.add(sample_of(start + 60 * minute, 1))
+        assert not hanging.done()
+    finally:
+        go_on.set()
+    await hanging
+    await site.core.broker.wait_committed()
+
+    async def both() -> bool:
+        return len(await kept.read(KEPT_RANGES["day"], start + 180, ("at", *COLUMNS))) == 2
+
+    await until(both, what="the rows are kept once the store works again")
 
 
 def sample_of(at: float, requests: float) -> dict[str, float | None]:
