@@ -395,11 +395,6 @@ class Broker:
         await self._writer.close()
         self._readers.shutdown(wait=True)
 
-    async def _change(self, request: "_R", verb: "Callable[[Transaction, _R, int], T]") -> T:
-        return await self._writer.write(
-            (request.tenant, request.address), lambda tx, now: verb(tx, request, now), even_when_full=True
-        )
-
     def _change_soon(self, request: "_R", verb: "Callable[[Transaction, _R, int], T]", done: Done) -> None:
         key = request.tenant, request.address
         self._writer.submit(key, lambda tx, now: verb(tx, request, now), done, even_when_full=True)
