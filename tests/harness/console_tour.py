@@ -224,7 +224,7 @@ async def find_faults(tab: Tab) -> list[str]:
     if not await tab.evaluate("typeof axe !== 'undefined'"):
         await tab.evaluate(f"{_axe()};0")
     found: list[str] = await tab.evaluate(AXE)
-    if await tab.evaluate("document.documentElement.scrollWidth > innerWidth"):
+    if await tab.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"):
         found.append("wider than the window")
     return found
 
