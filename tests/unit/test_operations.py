@@ -139,7 +139,9 @@ async def test_payloads_need_their_own_right() -> None:
 async def test_the_login_of_nats_leaves_by_the_socket_alone() -> None:
     settings = make_settings(nats_url="nats://service:secret@nats.example:4222,nats://service:secret@second:4222")
     operations, nothing = Operations(), cast(Any, None)
-    operations.add_methods(ServiceOperations(nothing, settings, nothing, nothing, "nats://a:b@here", 0, ()))
+    operations.add_methods(
+        ServiceOperations(nothing, settings, nothing, nothing, "nats://a:b@here", 0, (), nothing, nothing)
+    )
     assert "service:secret@" in (await operations.run(OWNER, "endpoints", {}))["nats"]
     for role in ROLES:
         told = await operations.run(actor(role), "endpoints", {})
