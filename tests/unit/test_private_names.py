@@ -69,7 +69,7 @@ CLASSES = (
     Leaning(
         "mediator.tls_client.TlsClient",
         "nats-py",
-        {"_close", "_connect_to_server", "_reconnection_task", "_transport"},
+        {"_close", "_connect_to_server", "_pending", "_pending_data_size", "_reconnection_task", "_transport"},
         NATS,
     ),
     Leaning("mediator.tls_client._Transport", "nats-py", {"_io_writer"}, NATS),
