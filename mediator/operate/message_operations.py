@@ -214,7 +214,7 @@ class MessageOperations:
         fields=_TRANSFER,
         required=("to_address", "msg_ids"),
         method="POST",
-        path=f"{_PATH}/move",
+        path="/mailboxes/{mail_address}/move",
         within=TRANSFER_SECONDS,
     )
     async def _move(self, request: OperationRequest) -> Answer:
@@ -229,7 +229,7 @@ class MessageOperations:
         fields=_TRANSFER,
         required=("to_address", "msg_ids"),
         method="POST",
-        path=f"{_PATH}/copy",
+        path="/mailboxes/{mail_address}/copy",
         within=TRANSFER_SECONDS,
     )
     async def _copy(self, request: OperationRequest) -> Answer:
@@ -244,7 +244,8 @@ class MessageOperations:
         broker, (tenant, address) = self._broker, read_place(request)
         ids = sorted(set(Fields(request).numbers("msg_ids", MAX_IDS) or ()))
         count = 0
-        while ids:
+        # Without any, both addresses are looked at all the same.
+        while True:
             part = Transfer(tenant, address, request["to_address"], ids, keep)
             try:
                 found = await broker.write(partial(_transfer_part, broker, part), (tenant, address))
@@ -259,7 +260,8 @@ class MessageOperations:
                     raise found.refused
                 return count, f"message {found.refused_id} was refused: {found.refused}"
             ids = [] if found.last is None else [each for each in ids if each > found.last]
-        return count, ""
+            if not ids:
+                return count, ""
 
     @operation(
         "delayed-list",

@@ -191,11 +191,11 @@ async def test_who_reads_no_payload_moves_none_to_where_it_could(admin: Admin) -
     body = {"to_address": "mine", "msg_ids": [0]}
     for way in ("move", "copy"):
         for role in ("read", "operate", "read-payload"):
-            refused = await admin.call("POST", f"/mailboxes/secret/messages/{way}", body, role)
+            refused = await admin.call("POST", f"/mailboxes/secret/{way}", body, role)
             assert (refused.status, refused.json["code"]) == (403, "not_allowed"), f"{role}: {way}"
     assert not (await admin.done("GET", "/mailboxes/mine/messages"))["messages"]
-    assert await admin.done("POST", "/mailboxes/secret/messages/copy", body) == {"copied": 1, "stopped": ""}
-    assert await admin.done("POST", "/mailboxes/secret/messages/move", body) == {"moved": 1, "stopped": ""}
+    assert await admin.done("POST", "/mailboxes/secret/copy", body) == {"copied": 1, "stopped": ""}
+    assert await admin.done("POST", "/mailboxes/secret/move", body) == {"moved": 1, "stopped": ""}
     entries = (await admin.done("GET", "/audit?operation=message-move"))["entries"]
     assert [each["result"] for each in entries] == ["ok", *["not_allowed"] * 3]
     assert {each["fields"]["to_address"] for each in entries} == {redact("mine")}
@@ -207,11 +207,13 @@ async def test_messages_leave_no_tenant_and_errors_name_no_address(admin: Admin)
     await admin.done("POST", "/tenants", {"tenant": "acme"})
     theirs = await admin.done("POST", "/mailboxes", {"tenant": "acme", "name": "theirs"})
     for target in (f"id:{theirs['number']}", "theirs"):
-        refused = await admin.call("POST", "/mailboxes/box/messages/move", {"to_address": target, "msg_ids": [0]})
+        refused = await admin.call("POST", "/mailboxes/box/move", {"to_address": target, "msg_ids": [0]})
         assert refused.json["error"] == f"mailbox {target} does not exist"
+    refused = await admin.call("POST", "/mailboxes/box/move", {"to_address": "", "msg_ids": []})
+    assert (refused.status, "to_address" in refused.json["error"]) == (400, True)
     other = await admin.done("POST", "/mailboxes", {"name": "other"})
     numbered = {"to_address": f"id:{other['number']}", "msg_ids": [0]}
-    assert await admin.done("POST", "/mailboxes/box/messages/move", numbered) == {"moved": 0, "stopped": ""}
+    assert await admin.done("POST", "/mailboxes/box/move", numbered) == {"moved": 0, "stopped": ""}
 
 
 async def test_a_copy_that_fails_halfway_tells_how_far_it_came(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +230,7 @@ async def test_a_copy_that_fails_halfway_tells_how_far_it_came(admin: Admin, mon
 
     monkeypatch.setattr(moving, "SLICE", 1)
     monkeypatch.setattr(moving, "transfer", fails_behind_two)
-    copy = "/mailboxes/box/messages/copy", {"to_address": "other", "msg_ids": [0, 1, 2]}
+    copy = "/mailboxes/box/copy", {"to_address": "other", "msg_ids": [0, 1, 2]}
     why = "it stopped before message 2: unavailable: the disk is gone"
     assert await admin.done("POST", *copy) == {"copied": 2, "stopped": why}
     refused = await admin.call("POST", copy[0], {"to_address": "other", "msg_ids": [2]})

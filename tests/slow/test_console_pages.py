@@ -227,7 +227,9 @@ async def test_selected_messages_are_moved_by_the_mouse(tab: Tab, service: Servi
     await tab.evaluate("document.querySelector('#to-address').value = 'billing.invoices'")
     await tab.evaluate("document.querySelector('#messages-selected button[formaction$=message-move]').click()")
     await until(lambda: shows(tab, "Messages moved: 2."), what="they are moved")
-    assert len(await tab.evaluate(NUMBERS)) == before - 2
+    left = f"document.readyState === 'complete' && {NUMBERS}.length"
+    await until(lambda: tab.evaluate(left), what="the page is there")
+    assert await tab.evaluate(left) == before - 2
     assert tab.complaints == []
 
 
