@@ -3,12 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
-# Tests at the same time; each has its servers to itself. One more than two cores can run, since many wait for a clock,
-# a browser or a server that was killed.
-JOBS ?= 3
-# Those with Spark, which take all of a core, and come by themselves: beside two others Spark gives up on its Python after
-# 10 s.
-SPARK_JOBS ?= 2
+# Tests at the same time; each has its servers to itself. More need a machine with more cores: beside two others Spark
+# gives up on its Python after 10 s.
+JOBS ?= 2
 # The other v2 envelope library, for tests. Its pins exclude ours, so it comes alone; what it imports is in [test].
 DIDCOMM := didcomm==0.3.2
 # What finds faults of accessibility: the script in it, without the driver of browsers that it is made for.
@@ -110,10 +107,7 @@ test: $(VENV)/.dev  ## run the tests that belong before each push, minutes: make
 
 test-slow: $(VENV)/.dev  ## run the rules on PostgreSQL, and the tests with Spark, models, full disks, lost servers, kill -9 in series, upgrades, printed pages and other clients
 	-@$(MAKE) --no-print-directory --keep-going peers
-	@others=0; spark=0; \
-	$(BIN)/pytest tests/slow --ignore tests/slow/spark --numprocesses $(JOBS) --no-loadscope-reorder $(ARGS) || others=$$?; \
-	$(BIN)/pytest tests/slow/spark --numprocesses $(SPARK_JOBS) --no-loadscope-reorder $(ARGS) || spark=$$?; \
-	if [ $$spark = 5 ]; then exit $$others; elif [ $$others = 5 ]; then exit $$spark; fi; exit $$((others | spark))
+	$(BIN)/pytest tests/slow --numprocesses $(JOBS) --no-loadscope-reorder $(ARGS)
 
 check: $(VENV)/.dev  ## lint, format, types and imports
 	$(BIN)/ruff check .
