@@ -10,6 +10,8 @@ from mediator.fields import Fields
 from mediator.mailboxes import moving, settling
 from mediator.mailboxes.bounds import MAX_FETCH, MAX_IDS
 from mediator.mailboxes.creating import get_live_mailbox
+from mediator.mailboxes.group import MAX_DELAYED as MAX_GIVEN_BACK
+from mediator.mailboxes.group import MAX_LEASED
 from mediator.mailboxes.lanes import LANES, parse_lane
 from mediator.mailboxes.message import DelayedRow, Draft, Filter
 from mediator.mailboxes.moving import Resend, Transfer, Transferred
@@ -408,19 +410,18 @@ class DeadOperations:
     )
     async def _release(self, request: OperationRequest) -> Answer:
         key, name = read_place(request), request.get("group_name", "")
-        ids, total = Fields(request).numbers("msg_ids", MAX_IDS), 0
-
-        def release(tx: Transaction, now: int) -> int:
-            some = ids
-            if some is None:
-                some = [each.msg_id for each in settling.running_leases(tx, *key, name, DEAD_SLICE, now)]
-            return settling.nack(tx, Nack(*key, name, some), now)
-
-        while True:
-            count = await self._broker.write(release, key, even_when_full=True)
-            total += count
-            if ids is not None or count < DEAD_SLICE:
-                return {"released": total}
+        ids = Fields(request).numbers("msg_ids", MAX_IDS)
+        if ids is None:
+            # What is held now, once: workers fetch again what was given back a moment ago.
+            most = MAX_LEASED + MAX_GIVEN_BACK
+            held = await self._broker.read(lambda tx, now: settling.running_leases(tx, *key, name, most, now))
+            ids = [each.msg_id for each in held]
+        released = 0
+        # Without any, the mailbox and the group are looked at all the same.
+        for start in range(0, max(1, len(ids)), DEAD_SLICE):
+            part = Nack(*key, name, ids[start : start + DEAD_SLICE])
+            released += await self._broker.write(partial(_nack, part), key, even_when_full=True)
+        return {"released": released}
 
     async def _all(self, rule: Callable[[Transaction, DeadSelection, int], int], request: OperationRequest) -> int:
         ids = Fields(request).numbers("msg_ids", MAX_IDS)
@@ -432,6 +433,10 @@ class DeadOperations:
             total += count
             if ids is not None or count < DEAD_SLICE:
                 return total
+
+
+def _nack(part: Nack, tx: Transaction, now: int) -> int:
+    return settling.nack(tx, part, now)
 
 
 def _dead(message: StoredMessage, died_at: int) -> DeadMessage:

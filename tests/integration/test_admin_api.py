@@ -12,9 +12,11 @@ from openapi_spec_validator import validate
 
 from mediator.cli import build_app
 from mediator.errors import UnavailableError
-from mediator.mailboxes import moving
+from mediator.mailboxes import moving, settling
 from mediator.mailboxes.address import redact
+from mediator.mailboxes.creating import get_live_mailbox
 from mediator.mailboxes.transaction import Transaction
+from mediator.operate import message_operations
 from mediator.operate.control import send_command
 from mediator.operate.operations import ROLES, Right
 from tests.harness.app import Answer, App, app, card
@@ -236,6 +238,30 @@ async def test_a_copy_that_fails_halfway_tells_how_far_it_came(admin: Admin, mon
     refused = await admin.call("POST", copy[0], {"to_address": "other", "msg_ids": [2]})
     assert (refused.status, refused.json["code"]) == (503, "unavailable")
     assert (await admin.done("GET", "/mailboxes/other"))["messages"] == 2
+
+
+@pytest.mark.rule("F6")
+async def test_leases_are_given_back_once_though_workers_fetch_again(
+    admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await admin.app.done("MAILBOX.CREATE", {"name": "box"})
+    for text in ("one", "two", "three"):
+        await admin.done("POST", "/mailboxes/box/messages", {"payload": text})
+    work = {"group_name": "g", "deliver": "earliest", "config": {"ack_wait_ms": 60_000}}
+    assert len((await admin.app.done("MSG.FETCH.box", work))["messages"]) == 3
+    nack = settling.nack
+
+    def taken_again(tx: Transaction, request: settling.Nack, now: int) -> int:
+        leases = settling.running_leases(tx, request.tenant, request.address, request.group, 10, now)
+        group = tx.groups.find(get_live_mailbox(tx, request.tenant, request.address, now), request.group)
+        released = nack(tx, request, now)
+        assert group is not None
+        tx.leases.put(group, leases)
+        return released
+
+    monkeypatch.setattr(message_operations, "DEAD_SLICE", 1)
+    monkeypatch.setattr(settling, "nack", taken_again)
+    assert await admin.done("POST", "/mailboxes/box/leases/release", {"group_name": "g"}) == {"released": 3}
 
 
 async def test_leases_are_given_back_and_dead_mail_is_sent_again(admin: Admin) -> None:
