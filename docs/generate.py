@@ -81,13 +81,14 @@ _COMMANDS = """\
 There is one program, `mediator`. Alone it says where to begin; `mediator COMMAND --help` shows the same as this page.
 
 - `send`, `fetch`, `ack`, `nack`, `extend`, `query`, `delete`, `mailbox create`, `agent` and `bench` are NATS clients.
-  They find the service through its data directory (`--data-dir`, `--config`), or use the NATS server of `--server` or
-  of a [context](#connection-options), from any machine. If no service runs on the data directory they report that; they
-  use another server only if the settings have a `nats_url`. `agent eval` needs no service.
+  They connect to `nats://127.0.0.1:4222`, as every NATS tool does, unless something names another server: `--server` or
+  a [context](#connection-options), from any machine; the data directory of a running service (`--data-dir`, `--config`,
+  or `./mediator-data` where there is one); or a `nats_url` in the settings. If no service runs on a data directory that
+  is named or there, they say so and ask no other. `agent eval` needs no service.
 - `mailbox list`, `show`, `set` and `delete`, `dead`, `doctor` and `status`, and for DIDComm `invite`, `invitations`,
   `connections`, `keys` and `identity`, are for operators: they reach the service on this machine through `control.sock`
-  in its data directory, which only the user that runs the service may open. `mailbox list` and `status` show all
-  tenants, the others that of `--tenant`.
+  in its data directory, which only the user that runs the service may open. Give `--data-dir` from another folder than
+  the service's. `mailbox list` and `status` show all tenants, the others that of `--tenant`.
 
 A SPAN is written `500ms`, `90s`, `5m`, `2h`, `7d`, `1h30m`; a number alone is seconds. WHEN is a span from now (ahead
 for `send`, back for `fetch` and `query`), a date such as `2026-01-31T12:00Z` (local time without a zone), or Unix

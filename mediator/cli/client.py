@@ -30,6 +30,9 @@ SECRETS = frozenset({"password", "token"})
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 """What a context may be called."""
 
+DEFAULT_SERVER = "nats://127.0.0.1:4222"
+"""Where commands connect if nothing names a server, as every NATS tool does."""
+
 _ENDING = ".json"
 
 
@@ -179,7 +182,7 @@ Server = Annotated[
         metavar="URL",
         help="NATS server to connect to.",
         envvar=VARIABLE + "SERVER",
-        show_default="the service on the data directory",
+        show_default="the service on the data directory, else nats://127.0.0.1:4222",
         rich_help_panel=PANEL,
     ),
 ]
@@ -239,10 +242,11 @@ class NatsOptions(TlsOptions, CredentialOptions, ServerOptions):
     """Where a client connects, and as whom."""
 
     def login(self, service: SettingsOptions) -> Login:
-        """Return these options, completed by a context, else by the service on the data directory.
+        """Return these options, completed by a context, else by the service on the data directory, else the default.
 
-        Raises :class:`UnreachableError` when no server is named and no service runs there, :class:`CommandError` for
-        options that contradict each other or a context that cannot be used.
+        Raises :class:`UnreachableError` when a data directory is named or there, and no service runs on it,
+        :class:`CommandError` for options that contradict each other or a context that cannot be used: a login that
+        is meant for one server never goes to the default one.
         """
         given = {name: value for name in FIELDS if (value := getattr(self, name)) is not None}
         if self.context is not None and self.context != os.environ.get(CONTEXT_VARIABLE):
@@ -270,13 +274,13 @@ def _complete(given: Mapping[str, str], context: Context) -> dict[str, str]:
 
 
 def _find_server(options: SettingsOptions) -> tuple[str, str | None]:
-    """Ask the service on the data directory where its clients connect, and with which certificate.
+    """Return where clients of the service on the data directory connect, and with which certificate.
 
-    Where none runs, only a ``nats_url`` in the settings is used: another service may listen on the default port.
-    Raises :class:`UnreachableError`.
+    Without a data directory it is the settings' ``nats_url``, else the default server. A directory that was named, or
+    is there, means its own service: another one may listen on the default port. Raises :class:`UnreachableError`.
     """
     if not has_server():
-        raise UnreachableError("no server is named; give --server, or remember one with `mediator context add`")
+        return DEFAULT_SERVER, None
     from mediator.operate.control import send_command
 
     settings = options.load()
@@ -287,9 +291,11 @@ def _find_server(options: SettingsOptions) -> tuple[str, str | None]:
     except SetupError as error:
         if (url := settings.client_nats_url) is not None:
             return url, None
+        if not options.names_service and not settings.data_dir.exists():
+            return DEFAULT_SERVER, None
         raise UnreachableError(
             f"{error}; start `{options.serve_command}`, or name another directory with --data-dir, or a NATS server "
-            "with --server"
+            "with --server or --context"
         ) from None
     if answer["error"]:
         raise UnreachableError(f"the service on {settings.data_dir} is not ready yet")
@@ -331,7 +337,7 @@ def _advice(error: MediatorError, login: Login) -> str:
         case ssl.SSLCertVerificationError():
             return "; --tls-ca names a file with its authority"
         case ConnectionRefusedError():
-            return "; is `mediator serve` running?"
+            return "; is `mediator serve` running? --server, --context or --data-dir names another service"
     return ""
 
 

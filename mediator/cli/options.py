@@ -255,7 +255,8 @@ class CommandOptions(OutputOptions, SettingsOptions):
             answer = asyncio.run(send_command(self.load().data_dir, command, **fields))
         except SetupError as error:
             raise CommandError(
-                f"{error}; start `{self.serve_command}`, or name its directory with --data-dir"
+                f"{error}; start `{self.serve_command}`, or name the directory of a running service with --data-dir: "
+                "operators' commands reach it there, on its own machine and as its own user, not over NATS"
             ) from None
         if answer["error"]:
             raise CommandError(str(answer["error"]))

@@ -228,6 +228,8 @@ class _Plan:
 
     def files(self) -> Iterator[tuple[Path, str]]:
         """Yield each file with its text."""
+        # Passwords, keys and mail end in no commit of a repository around the folder.
+        yield self.folder / ".gitignore", "*\n"
         yield self.config, self.settings()
         for name, password in self.passwords.items():
             login = {"server": self.server, "user": name, "password": password}

@@ -437,12 +437,27 @@ def test_no_server_is_one_line(alone):
     assert result.err.count("\n") == 1
 
 
-def test_no_service_is_one_line_too(alone, tmp_path):
-    operators = (("status",), ("mailbox", "list"), ("dead", "list", "a", "--group", "g"), ("doctor", "a"))
-    for command in (*operators, ("send", "a", "x"), ("mailbox", "create"), ("agent", "list"), ("bench",)):
+OF_OPERATORS = (("status",), ("mailbox", "list"), ("dead", "list", "a", "--group", "g"), ("doctor", "a"))
+OF_CLIENTS = (("send", "a", "x"), ("mailbox", "create"), ("agent", "list"), ("bench",))
+
+
+def test_commands_of_operators_say_where_they_find_a_service(alone, tmp_path):
+    for command in OF_OPERATORS:
         result = alone(*command)
         assert result.code == 1
         assert result.err.startswith(f"mediator: no service runs on {tmp_path}/mediator-data; start `mediator serve`")
+        assert "or name the directory of a running service with --data-dir: operators' commands" in result.err
+        assert result.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", OF_CLIENTS, ids=" ".join)
+def test_clients_without_any_service_try_the_default_server(alone, monkeypatch, command):
+    url = f"nats://127.0.0.1:{free_port()}"
+    monkeypatch.setattr("mediator.cli.client.DEFAULT_SERVER", url)
+    result = alone(*command)
+    assert result.code == 1
+    assert result.err.startswith(f"mediator: cannot connect to {url}: ")
+    assert result.err.endswith("is `mediator serve` running? --server, --context or --data-dir names another service\n")
 
 
 # The operator's commands.

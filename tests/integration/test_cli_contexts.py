@@ -71,7 +71,8 @@ def test_the_selected_context_is_used_unless_something_is_named(mediator, servic
     assert "does not exist" in mediator("send", "of.selected", "x").err
     monkeypatch.delenv("MEDIATOR_CONTEXT")
     mediator("context", "select")
-    assert "no service runs on " in mediator("send", "of.selected", "x").err
+    monkeypatch.setattr("mediator.cli.client.DEFAULT_SERVER", "nats://127.0.0.1:1")
+    assert "cannot connect to nats://127.0.0.1:1: " in mediator("send", "of.selected", "x").err
 
 
 def test_options_win_over_a_context(mediator, service, monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 from mediator.cli import build_app
 from mediator.cli.options import AsJson
 from tests.harness.certificates import issue
-from tests.harness.service import Service
+from tests.harness.service import Service, free_port
 from tests.integration.test_cli import alone, external, mediator, run, service, serving
 from tests.unit.test_cli import commands
 
@@ -52,10 +52,25 @@ def test_a_command_speaks_to_the_service_of_its_data_directory(alone, service, g
     assert shown.err == "mediator: mailbox mine does not exist\n"
 
 
-def test_a_command_speaks_to_no_other_service(alone, external, tmp_path, monkeypatch):
+def test_a_command_finds_the_default_server_from_any_folder(alone, service, tmp_path, monkeypatch):
+    monkeypatch.setattr("mediator.cli.client.DEFAULT_SERVER", service.nats_url)
+    assert alone("mailbox", "create", "anywhere").code == 0
+    assert alone("send", "anywhere", "hello").out == "sent, msg_id 0\n"
+    assert "hello" in alone("fetch", "anywhere", "--deliver", "earliest").out
+    assert not (tmp_path / "mediator-data").exists()
+
+
+def test_the_data_directory_of_the_folder_comes_before_the_default(alone, service, tmp_path, monkeypatch):
+    monkeypatch.setattr("mediator.cli.client.DEFAULT_SERVER", f"nats://127.0.0.1:{free_port()}")
+    (tmp_path / "mediator-data").symlink_to(service.data_dir)
+    assert alone("mailbox", "create").code == 0
+
+
+def test_a_command_asks_no_server_instead_of_its_service(alone, external, tmp_path, monkeypatch):
     # Somebody else's server stands where this service would listen.
-    port = external("")
-    monkeypatch.setenv("MEDIATOR_NATS", f"127.0.0.1:{port}")
+    url = f"nats://127.0.0.1:{external('')}"
+    monkeypatch.setattr("mediator.cli.client.DEFAULT_SERVER", url)
+    (tmp_path / "mediator-data").mkdir()
     for arguments, start in (
         ((), "mediator serve"),
         (("--data-dir", "other place"), "mediator serve --data-dir 'other place'"),
@@ -65,10 +80,32 @@ def test_a_command_speaks_to_no_other_service(alone, external, tmp_path, monkeyp
         assert f"no service runs on {tmp_path}/" in result.err
         assert f"; start `{start}`, or " in result.err
     # One that was named is asked, and one that the settings name.
-    url = f"nats://127.0.0.1:{port}"
     assert alone("send", "a", "x", "--server", url).err == f"mediator: no mediator answers on {url}\n"
     monkeypatch.setenv("MEDIATOR_NATS_URL", url)
     assert alone("send", "a", "x").err == f"mediator: no mediator answers on {url}\n"
+
+
+@pytest.mark.parametrize("lost", ["removed", "damaged", "without a server", "of the environment"])
+def test_no_login_of_a_context_goes_to_the_default_server(alone, tmp_path, monkeypatch, lost):
+    assert alone("context", "add", "ann", "--server", "nats://host", "--user", "ann", "--password", "right").code == 0
+    assert alone("context", "select", "ann").code == 0
+    file = tmp_path / "config" / "mediator" / "contexts" / "ann.json"
+    match lost:
+        case "removed":
+            file.unlink()
+        case "damaged":
+            file.write_text("{")
+        case "without a server":
+            file.write_text('{"user": "ann", "password": "right"}')
+        case _:
+            monkeypatch.setenv("MEDIATOR_CONTEXT", "bob")
+    with socket.create_server(("127.0.0.1", 0)) as default:
+        default.setblocking(False)
+        monkeypatch.setattr("mediator.cli.client.DEFAULT_SERVER", f"nats://127.0.0.1:{default.getsockname()[1]}")
+        result = alone("send", "a", "x")
+        assert (result.code, "context" in result.err, "right" in result.err) == (1, True, False)
+        with pytest.raises(BlockingIOError):
+            default.accept()
 
 
 def test_commands_trust_the_certificate_of_their_service(guarded):

@@ -58,6 +58,15 @@ def test_all_of_it_is_for_its_owner_alone(alone, tmp_path):
     assert alone("check", "--config", "mediator/mediator.toml").code == 0
 
 
+@pytest.mark.parametrize("folder", ["mediator", "."])
+def test_nothing_of_it_ends_in_a_commit(alone, tmp_path, folder):
+    subprocess.run(["git", "init", "--quiet", tmp_path], check=True)
+    made = alone("quickstart", folder, "--json").json
+    (tmp_path / made["data_dir"] / "mediator.db").touch()
+    status = ["git", "-C", tmp_path, "status", "--porcelain", "--untracked-files=all"]
+    assert subprocess.run(status, check=True, capture_output=True, text=True).stdout == ""
+
+
 def test_nothing_is_overwritten(alone, tmp_path):
     folder = tmp_path / "mediator"
     folder.mkdir()
