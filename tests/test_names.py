@@ -10,7 +10,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).parent
 LONGEST = 59
-OURS = ("mediator", "pickup", "registry", "pipeline")
+OURS = ("conformance", "mediator", "pickup", "registry", "pipeline")
 PUBLIC = {"_replace", "_asdict", "_fields", "_exit"}
 """Documented names of the standard library that begin with an underscore."""
 OF_LIBRARIES = {

@@ -20,7 +20,7 @@ from tests.harness.waiting import block_until
 
 ROOT = Path(__file__).parents[2]
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-PACKAGES = ("mediator", "pickup", "registry", "pipeline")
+PACKAGES = ("conformance", "mediator", "pickup", "registry", "pipeline")
 CARD = '{"mailbox": "post.opener", "name": "Letter Opener", "description": "Sorts scanned post by sender."}'
 
 PYTHONS = ("3.11", "3.12", "3.13")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("mediator", "pickup", "pipeline", "registry")
+PACKAGES = ("conformance", "mediator", "pickup", "pipeline", "registry")
 
 RULES = ("mediator/mailboxes", "pickup/rules", "registry/records.py", "registry/rules.py")
 OUTSIDE_WORLD = {"time", "datetime", "random", "secrets", "os", "asyncio", "threading", "socket", "pathlib", "sqlite3"}

@@ -16,7 +16,8 @@ GUIDE = (ROOT / "docs/extend.md").read_text()
 
 @pytest.mark.parametrize("page", [PAGE, GUIDE], ids=["map", "guide"])
 def test_paths_on_the_page_exist(page: str) -> None:
-    paths = set(re.findall(r"`((?:mediator|pickup|registry|pipeline|migrations|tests|benchmarks)/[\w./-]*)`", page))
+    rooms = "conformance|mediator|pickup|registry|pipeline|migrations|tests|benchmarks"
+    paths = set(re.findall(rf"`((?:{rooms})/[\w./-]*)`", page))
     assert paths
     assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
 

@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 ROOT = Path(__file__).parents[2]
-OURS = ("mediator", "pickup", "pipeline", "registry")
+OURS = ("conformance", "mediator", "pickup", "pipeline", "registry")
 
 
 class Leaning(NamedTuple):

@@ -1,0 +1,138 @@
+"""The commands ``mediator conformance …``: which checks to run, and where the results go."""
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from conformance import report
+from conformance.checks import CannotTryError, Check, Level, Suite, Transcript
+from conformance.running import Outcome, Result, run_checks
+from mediator.cli import output
+from mediator.cli.options import CommandGroup, one_word
+from mediator.errors import SetupError
+
+S = TypeVar("S")
+
+app = CommandGroup(
+    help="Check a mediator or a broker against the specifications, knowing only its address.", no_args_is_help=True
+)
+
+MARKS = {Outcome.PASSED: "ok", Outcome.FAILED: "FAILED", Outcome.NOT_OFFERED: "-", Outcome.SKIPPED: "skipped"}
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Which checks of a suite are run, and where the results go."""
+
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PREFIX", help="Only checks whose ids begin so; may be given several times."),
+    ] = None
+    level: Annotated[
+        Level,
+        one_word(Level, "Check sentences with MUST, those with SHOULD too, or this project's own rules as well."),
+    ] = Level.SHOULD
+    listed: Annotated[bool, typer.Option("--list", help="List the checks, and run none.")] = False
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write all that was sent and came; - prints it.")
+    ] = None
+    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the results as JUnit XML.")] = None
+
+    def select(self, suite: Suite[S]) -> list[Check[S]]:
+        """Return the checks that are wanted, in the order of the suite; raises :class:`SetupError` without any."""
+        wanted = {check.id for prefix in self.only or [""] for check in suite.select(prefix, self.level)}
+        if not wanted:
+            raise SetupError(f"no check of level {self.level} begins with {', '.join(self.only or [])}; see --list")
+        return [check for check in suite if check.id in wanted]
+
+
+def list_checks(checks: Sequence[Check[Any]]) -> None:
+    """Print checks with their sentences."""
+    output.print_table(
+        ("check", "level", "source", "sentence"),
+        [(check.id, check.level.value, check.source, check.sentence) for check in checks],
+    )
+
+
+def run_suite(
+    checks: Sequence[Check[S]],
+    target: str,
+    open_session: Callable[[Transcript], AbstractAsyncContextManager[S]],
+    options: RunOptions,
+) -> None:
+    """Run checks, print a line for each as it ends, write the files, and leave the program with the exit code."""
+    quiet = options.json_file == Path("-")
+    width = max(len(check.id) for check in checks)
+
+    def show(result: Result) -> None:
+        if not quiet:
+            line = f"{MARKS[result.outcome]:<8}{result.check.id:<{width}}  {result.check.level:<6}"
+            output.print_line(f"{line}{result.milliseconds:>6} ms  {result.detail}".rstrip())
+
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    results = asyncio.run(run_checks(checks, open_session, show))
+    document = report.as_json(results, target, at)
+    if quiet:
+        output.print_json(document)
+    else:
+        _explain(results)
+    if options.json_file is not None and not quiet:
+        options.json_file.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    if options.junit is not None:
+        options.junit.write_bytes(report.as_junit(results, target))
+    raise typer.Exit(report.exit_code(results))
+
+
+def _explain(results: Sequence[Result]) -> None:
+    """Print the sentence of each check that failed, and the counts."""
+    for result in results:
+        if result.outcome is Outcome.FAILED:
+            output.print_line(f"\n{result.check.id} ({result.check.level})")
+            output.print_line(f"  {result.check.source}: {result.check.sentence}")
+            output.print_line(f"  {result.detail}")
+    output.print_line(f"\n{report.summary(results)}")
+
+
+@app.command(
+    "didcomm", epilog="Example: mediator conformance didcomm 'https://mediator.example/invite?oob=eyJAdHlwZSI6…'"
+)
+def didcomm(
+    mediator: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="INVITATION|DID|URL",
+            help="Invitations, v1 and v2: their links, or files with them; the mediator's DID; or a URL at which one "
+            "is published.",
+            show_default=False,
+        ),
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, help="How long to wait for each answer.")] = 10.0,
+    *,
+    options: RunOptions,
+) -> None:
+    """Check a DIDComm mediator, v1 and v2, as a wallet and those who write to it.
+
+    The exit code is 0 if all checks passed that the mediator offers, 1 if one failed, 2 if one could not be tried. Keys
+    and mail are removed afterwards; the mediator keeps the empty connections.
+    """
+    from conformance.didcomm import SUITE, DidcommSession, Target
+
+    checks = options.select(SUITE)
+    if options.listed:
+        list_checks(checks)
+        return
+    if not mediator:
+        raise typer.BadParameter("give an invitation, a DID or a URL of the mediator")
+    try:
+        target = asyncio.run(Target.find(mediator, seconds))
+    except CannotTryError as error:
+        raise SetupError(str(error)) from error
+    run_suite(checks, " ".join(mediator), partial(DidcommSession.open, target, seconds=seconds), options)
