@@ -60,7 +60,7 @@ def test_a_command_finds_the_default_server_from_any_folder(alone, service, tmp_
     assert not (tmp_path / "mediator-data").exists()
 
 
-def test_the_data_directory_of_the_folder_comes_before_the_default(alone, service, tmp_path, monkeypatch):
+def test_the_data_directory_at_hand_comes_before_the_default(alone, service, tmp_path, monkeypatch):
     monkeypatch.setattr("mediator.cli.client.DEFAULT_SERVER", f"nats://127.0.0.1:{free_port()}")
     (tmp_path / "mediator-data").symlink_to(service.data_dir)
     assert alone("mailbox", "create").code == 0
