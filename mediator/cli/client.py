@@ -4,8 +4,9 @@ import asyncio
 import json
 import os
 import re
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
@@ -312,10 +313,24 @@ _LOGIN_ADVICE = {
 """What to do when a server refuses a login, by its kind."""
 
 
+@contextmanager
+def _without_aiohttp() -> Iterator[None]:
+    """Let nats-py import no aiohttp: only its WebSockets need it, and it takes as long as all else of a command."""
+    if "aiohttp" in sys.modules or "nats.aio.transport" in sys.modules:
+        yield
+        return
+    sys.modules["aiohttp"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules["aiohttp"]
+
+
 @asynccontextmanager
 async def connect(login: Login) -> "AsyncIterator[Client]":
     """Connect once; raises :class:`UnreachableError` or :class:`LoginRefusedError`, with what to do about it."""
-    from mediator.client import Client
+    with _without_aiohttp():
+        from mediator.client import Client
 
     client = Client(login, patience=0, name="mediator command line")
     try:

@@ -1,5 +1,6 @@
-"""The commands for mailboxes: create is a NATS client; the others use the control socket."""
+"""The commands for mailboxes and dead messages: create is a NATS client; the others use the control socket."""
 
+import base64
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
@@ -7,6 +8,7 @@ import typer
 
 from mediator.cli import output
 from mediator.cli.client import ClientOptions
+from mediator.cli.messages import Priority
 from mediator.cli.options import (
     SPAN,
     Address,
@@ -24,9 +26,10 @@ from mediator.cli.options import (
     span,
     timed,
 )
+from mediator.cli.output import payload_text
 from mediator.mailboxes.address import parse_address
 from mediator.mailboxes.mailbox import Retention
-from mediator.operate.records import GroupView, LaneView, LeaseView, MailboxSummary
+from mediator.operate.records import DeadMessage, GroupView, LaneView, LeaseView, MailboxSummary
 from mediator.operate.units import format_bytes, format_count, format_duration
 
 PAGE = 500
@@ -40,6 +43,7 @@ GROUP_COLUMNS = GroupView.columns(
 )
 
 LEASE_COLUMNS = LeaseView.columns("msg_id", "lane", "until", "deliveries", "delayed")
+DEAD_COLUMNS = DeadMessage.columns("msg_id", "lane", "created_at", "deliveries", "died_at", "size", "payload_start")
 Target = Annotated[
     str, typer.Argument(metavar="TO", help="The other mailbox, of the same tenant.", parser=parse_address)
 ]
@@ -47,6 +51,7 @@ Target = Annotated[
 app = CommandGroup(
     help="Create, list, show, set, purge and delete mailboxes; move mail and give leases back.", no_args_is_help=True
 )
+dead_app = CommandGroup(help="List, redrive, resend and drop a group's dead messages.", no_args_is_help=True)
 
 
 @app.command(epilog="Example: mediator mailbox create agent.inbox --ttl 7d --desc 'German to English'")
@@ -258,3 +263,45 @@ def delete_(
         typer.confirm(f"Delete {address} with {messages}{delayed}?", abort=True, err=True)
     answer = options.ask("mailbox-delete", mail_address=address)
     options.print(answer, f"deleted {address}")
+
+
+def _payload_start(message: Mapping[str, Any]) -> str:
+    return payload_text(base64.b64decode(message["payload_start"]), message["size"])
+
+
+@dead_app.command("list", epilog="Example: mediator dead list agent.inbox --group workers")
+@lists("dead-list", "messages", DEAD_COLUMNS, "no dead messages", cells={"payload_start": _payload_start})
+def list_dead(
+    mail_address: Address,
+    group_name: Group,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Show at most this many, newest first.")] = 100,
+    *,
+    options: TenantOptions,
+) -> None:
+    """List messages that are dead for a group."""
+
+
+@dead_app.command(epilog="Example: mediator dead redrive agent.inbox --group workers 17 18")
+@asks("dead-redrive", "$redriven will be delivered again")
+def redrive(mail_address: Address, group_name: Group, msg_ids: SomeIds = None, *, options: TenantOptions) -> None:
+    """Deliver dead messages again; their count of deliveries restarts."""
+
+
+@dead_app.command(epilog="Example: mediator dead resend agent.inbox 17 --group workers --payload '{}'")
+@asks("dead-resend", "sent again, msg_id $msg_id")
+def resend(
+    mail_address: Address,
+    msg_id: Annotated[int, typer.Argument(metavar="ID", min=0, help="The msg_id.")],
+    group_name: Group,
+    payload: Annotated[str | None, typer.Option(help="The text to send; by default the payload as it is.")] = None,
+    lane: Annotated[Priority | None, one_word(Priority, "The lane to send it in; by default its own.")] = None,
+    *,
+    options: TenantOptions,
+) -> None:
+    """Send a dead message as a new one to all groups, changed where wanted, and drop the dead one."""
+
+
+@dead_app.command(epilog="Example: mediator dead drop agent.inbox --group workers 17")
+@asks("dead-drop", "$dropped dropped")
+def drop(mail_address: Address, group_name: Group, msg_ids: SomeIds = None, *, options: TenantOptions) -> None:
+    """Acknowledge dead messages, which removes them from the list."""

@@ -18,20 +18,14 @@ from mediator.cli.options import (
     CommandGroup,
     Group,
     Ids,
-    SomeIds,
-    TenantOptions,
-    asks,
     earlier,
     later,
-    lists,
     one_word,
     seconds,
     span,
     timed,
 )
-from mediator.cli.output import payload_text
 from mediator.errors import UnreachableError
-from mediator.operate.records import DeadMessage
 
 if TYPE_CHECKING:
     from mediator.client import Client
@@ -40,8 +34,6 @@ if TYPE_CHECKING:
 LONGEST_WAIT = 4500
 """Milliseconds one FETCH may wait; the service lowers larger values (F2)."""
 AGAIN_SECONDS = 1.0
-DEAD_COLUMNS = DeadMessage.columns("msg_id", "lane", "created_at", "deliveries", "died_at", "size", "payload_start")
-dead_app = CommandGroup(help="List, redrive, resend and drop a group's dead messages.", no_args_is_help=True)
 
 
 class Priority(StrEnum):
@@ -311,45 +303,3 @@ def delete(
 
 def _given(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
-
-
-def _payload_start(message: Mapping[str, Any]) -> str:
-    return payload_text(base64.b64decode(message["payload_start"]), message["size"])
-
-
-@dead_app.command("list", epilog="Example: mediator dead list agent.inbox --group workers")
-@lists("dead-list", "messages", DEAD_COLUMNS, "no dead messages", cells={"payload_start": _payload_start})
-def list_(
-    mail_address: Address,
-    group_name: Group,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="Show at most this many, newest first.")] = 100,
-    *,
-    options: TenantOptions,
-) -> None:
-    """List messages that are dead for a group."""
-
-
-@dead_app.command(epilog="Example: mediator dead redrive agent.inbox --group workers 17 18")
-@asks("dead-redrive", "$redriven will be delivered again")
-def redrive(mail_address: Address, group_name: Group, msg_ids: SomeIds = None, *, options: TenantOptions) -> None:
-    """Deliver dead messages again; their count of deliveries restarts."""
-
-
-@dead_app.command(epilog="Example: mediator dead resend agent.inbox 17 --group workers --payload '{}'")
-@asks("dead-resend", "sent again, msg_id $msg_id")
-def resend(
-    mail_address: Address,
-    msg_id: Annotated[int, typer.Argument(metavar="ID", min=0, help="The msg_id.")],
-    group_name: Group,
-    payload: Annotated[str | None, typer.Option(help="The text to send; by default the payload as it is.")] = None,
-    lane: Annotated[Priority | None, one_word(Priority, "The lane to send it in; by default its own.")] = None,
-    *,
-    options: TenantOptions,
-) -> None:
-    """Send a dead message as a new one to all groups, changed where wanted, and drop the dead one."""
-
-
-@dead_app.command(epilog="Example: mediator dead drop agent.inbox --group workers 17")
-@asks("dead-drop", "$dropped dropped")
-def drop(mail_address: Address, group_name: Group, msg_ids: SomeIds = None, *, options: TenantOptions) -> None:
-    """Acknowledge dead messages, which removes them from the list."""

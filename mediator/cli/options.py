@@ -28,10 +28,10 @@ from typer.models import CommandInfo
 
 from mediator.cli.output import Cells, print_json, print_line, print_records, print_table
 from mediator.mailboxes.address import parse_address
-from mediator.operate.records import Column
 from mediator.operate.units import parse_duration, parse_seconds, parse_time
 
 if TYPE_CHECKING:
+    from mediator.operate.records import Column
     from mediator.settings.settings import Settings
 
 
@@ -231,7 +231,7 @@ class OutputOptions:
         self,
         fields: Mapping[str, Any],
         name: str,
-        columns: Sequence[Column],
+        columns: "Sequence[Column]",
         nothing: str,
         cells: Cells | None = None,
     ) -> None:
@@ -284,7 +284,7 @@ def asks(operation: str, done: str, *, confirm: str = "", **fixed: Any) -> Calla
 
 
 def lists(
-    operation: str, name: str, columns: Sequence[Column], nothing: str, *, cells: Cells | None = None, **fixed: Any
+    operation: str, name: str, columns: "Sequence[Column]", nothing: str, *, cells: Cells | None = None, **fixed: Any
 ) -> Callable[[F], F]:
     """Make a command that shows a list of an operation's answer as a table, ``nothing`` if it is empty; see `asks`."""
 

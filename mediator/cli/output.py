@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from mediator.operate.records import Column, Kind
 from mediator.operate.units import format_bytes, format_count, format_time
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, ProgressColumn
+
+    from mediator.operate.records import Column
 
 Cells = Mapping[str, Callable[[Mapping[str, Any]], str]]
 """Returns what a row shows of the fields of these names, where that is more than their values."""
@@ -71,8 +72,10 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     console().print(shown)
 
 
-def cell(row: Mapping[str, Any], column: Column) -> str:
+def cell(row: Mapping[str, Any], column: "Column") -> str:
     """Return what a row of a table shows of a record's JSON."""
+    from mediator.operate.records import Kind
+
     value = row[column.field]
     if value is None:
         return column.absent
@@ -84,7 +87,7 @@ def cell(row: Mapping[str, Any], column: Column) -> str:
     return str(value)
 
 
-def print_records(columns: Sequence[Column], rows: Iterable[Mapping[str, Any]], cells: Cells | None = None) -> None:
+def print_records(columns: "Sequence[Column]", rows: Iterable[Mapping[str, Any]], cells: Cells | None = None) -> None:
     """Print the JSON of records as a table."""
     special = cells or {}
     shown = (

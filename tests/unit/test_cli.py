@@ -13,16 +13,19 @@ import typer
 from typer.testing import CliRunner
 
 from mediator import __version__
-from mediator.cli import WELCOME, build_app, output
+from mediator.cli import COMMANDS, GROUPS, WELCOME, build_app, output
 from mediator.cli.configuration import template
 from mediator.cli.messages import own_headers
+from mediator.cli.options import CommandGroup
 from mediator.login import Login
-from mediator.parts import installed_settings
+from mediator.parts import find_parts, installed_settings
 from mediator.settings.settings import Settings
 
 DOCS = Path(__file__).parents[2] / "docs"
 HEAVY = ("nats", "pydantic_settings", "aiohttp", "apscheduler", "peewee", "prometheus_client", "uvloop", "structlog")
 HEAVY += ("pyspark", "py4j", "pyarrow", "deltalake", "plotly", "pandas")
+OF_NO_CLIENT = {*HEAVY, "numpy", "onnxruntime", "mediator.mailboxes.sending", "mediator.operate.records", "pickup.part"}
+OF_NO_CLIENT = (OF_NO_CLIENT | {"pipeline.part", "registry.part"}) - {"nats"}
 RARE = ("authlib.oidc", "deltalake", "joserfc", "markdown_it", "onnxruntime", "opentelemetry", "pyspark", "torch")
 
 
@@ -166,6 +169,51 @@ def test_nothing_heavy_is_imported_before_a_command_runs():
     )
     said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert said.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("words", "unwanted"),
+    [
+        (["--version"], {"asyncio", "mediator.errors", "typer"}),
+        ([], {"asyncio", "mediator.errors", "typer"}),
+        (["send", "--help"], OF_NO_CLIENT | {"nats"}),
+        (["send", "a", "x", "--server", "nats://127.0.0.1:1"], OF_NO_CLIENT),
+        (["fetch", "a", "--server", "nats://127.0.0.1:1"], OF_NO_CLIENT),
+        (["mailbox", "create", "--server", "nats://127.0.0.1:1"], OF_NO_CLIENT - {"mediator.operate.records"}),
+    ],
+)
+def test_a_command_imports_only_what_it_needs(words, unwanted):
+    script = f"""
+import sys, mediator.cli as cli
+sys.argv[1:] = {words!r}
+try:
+    cli.main()
+except SystemExit:
+    pass
+print([name for name in {sorted(unwanted)!r} if name in sys.modules])
+"""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("MEDIATOR_")}
+    done = subprocess.run([sys.executable, "-c", script], env=clean, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+    assert "Traceback" not in done.stderr
+
+
+def test_each_command_is_found_by_its_word_alone():
+    whole = {path for path, _ in commands(build_app())}
+    found = {path for part in find_parts() for path, _ in commands(brought_by(part))}
+    for word in [*" ".join(COMMANDS.values()).split(), *GROUPS.values()]:
+        loaded = {path for path, _ in commands(build_app(word))}
+        assert loaded < whole
+        own = {path for path in loaded if path.split()[1] == word}
+        assert own
+        found |= own
+    assert found == whole
+
+
+def brought_by(part):
+    app = CommandGroup()
+    part.add_commands(app)
+    return app
 
 
 def test_a_service_imports_nothing_that_few_services_need():

@@ -25,7 +25,7 @@ def run(monkeypatch, capsys, tmp_path):
             with job("count", options, creates=True) as given:
                 typer.echo(work(given))
 
-        monkeypatch.setattr("mediator.cli.build_app", lambda: app)
+        monkeypatch.setattr("mediator.cli.build_app", lambda word: app)
         monkeypatch.setattr(sys, "argv", ["mediator", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
             main()
