@@ -74,9 +74,10 @@ help:  ## list the targets
 serve: $(VENV)/.core  ## run the service on its embedded defaults: make serve ARGS="--nats 0.0.0.0:4222"
 	$(BIN)/mediator serve $(ARGS)
 
-dist: | $(VENV)/.uv  ## build the wheel and the sdist into dist/
+dist: | $(VENV)/.uv  ## build the wheels of service and client, and the sdist, into dist/
 	rm -rf dist
 	$(UV) build --quiet --python $(BIN)/python
+	$(UV) build --quiet --python $(BIN)/python --wheel --out-dir dist packages/client
 
 $(VENV)-acapy/.done: | $(VENV)/.uv
 	$(UV) venv --quiet --clear --python $(ACAPY_PYTHON) $(VENV)-acapy

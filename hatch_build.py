@@ -1,6 +1,11 @@
-"""Hatchling's hook: an sdist, a wheel or an editable install of a checkout first gets what is not in git."""
+"""Hatchling's hook: an sdist, a wheel or an editable install of a checkout first gets what is not in git.
+
+What is released, the sdist and the wheel that is built from it, leaves the client to ``agent-mediator-client`` and
+depends on it, so that no file is in two distributions. A checkout is installed whole.
+"""
 
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -25,3 +30,10 @@ class PackHook(BuildHookInterface[Any]):
         for made in (model, libraries):
             if not made.is_packed(Path(self.root)):
                 made.pack(Path(self.root))
+        from_sdist = (Path(self.root) / "PKG-INFO").exists()
+        if self.target_name == "sdist" or (from_sdist and version == "standard"):
+            client = tomllib.loads((Path(self.root) / "packages" / "client" / "pyproject.toml").read_text())
+            build_data["dependencies"].append(f"{client['project']['name']}=={self.metadata.version}")
+            if self.target_name == "wheel":
+                theirs = client["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"].values()
+                self.build_config.target_config["exclude"] = [f"/{path}" for path in theirs]

