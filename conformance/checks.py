@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
 S = TypeVar("S")
-SECONDS = 30.0
+SECONDS = 60.0
 """What a check may take unless it says otherwise."""
 MAX_ENTRIES = 200
 MAX_TEXT = 2000
@@ -92,10 +92,16 @@ class Suite(Generic[S]):
         return [check for check in self if check.id.startswith(starts) and level.includes(check.level)]
 
     def __iter__(self) -> Iterator[Check[S]]:
-        return iter(self._checks.values())
+        """Return the checks, each family as a block."""
+        families = list(dict.fromkeys(_family(check) for check in self._checks.values()))
+        return iter(sorted(self._checks.values(), key=lambda check: families.index(_family(check))))
 
     def __len__(self) -> int:
         return len(self._checks)
+
+
+def _family(check: Check[Any]) -> str:
+    return check.id.rpartition(".")[0]
 
 
 @dataclass(slots=True)

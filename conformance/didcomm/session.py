@@ -1,5 +1,6 @@
 """What a DIDComm check is given: wallets and correspondents made for it, and raw requests for the malformed ones."""
 
+import asyncio
 import contextlib
 import io
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -10,17 +11,19 @@ from typing import Any
 import aiohttp
 import orjson
 
-from conformance.checks import CannotTryError, NotOfferedError, Suite, Transcript
+from conformance.checks import CannotTryError, CheckFailedError, NotOfferedError, Suite, Transcript
 from conformance.didcomm.target import Target
 from mediator.errors import MediatorError
-from pickup.client import ClientError, DeliveredMessage, Grant, Holder, Sender, Wallet
+from pickup.client import ClientError, DeliveredMessage, Grant, Holder, HttpStatusError, Sender, Wallet
 from pickup.client.conversation import MEDIA_TYPES, ClientResources
 from pickup.client.handshake import ClientHandshake
 from pickup.client.plaintext import Json, Plaintext, id_of, read, write
+from pickup.client.sender import forward_v1, forward_v2
 from pickup.client.wallet import Link
 from pickup.envelope import Envelopes, OpenedEnvelope
 from pickup.envelope.reading import Jws
 from pickup.message import encode
+from pickup.rules.names import base58, canonical, verkey
 from pickup.rules.records import Generation
 
 V1, V2 = Generation.V1, Generation.V2
@@ -82,6 +85,8 @@ class Mailbox:
     grant: Grant
     key: str
     sender: Sender
+    picks_up: bool
+    """Whether the mediator speaks the pickup protocol of the wallet."""
 
     async def send(self, text: str, key: str | None = None) -> None:
         """Send a basic message through the mediator, to ``key`` if not to the key that the wallet began with."""
@@ -92,6 +97,36 @@ class Mailbox:
         else:
             message = write(V2, "basicmessage/2.0/message", {"content": text})
             await self.sender.send_v2(to, self.grant.routing[0], self.grant.endpoint, message)
+
+    async def try_to_send(self, text: str, key: str) -> None:
+        """Send a message that the mediator may refuse."""
+        with contextlib.suppress(HttpStatusError):
+            await self.send(text, key)
+
+    async def add_key(self) -> str:
+        """Register another key and return it."""
+        return await self.holder.add_key()
+
+    async def seal(self, text: str, key: str | None = None) -> bytes:
+        """Seal a basic message for the wallet, without a forward."""
+        to, message = key or self.key, write(self.holder.generation, "basicmessage/1.0/message", {"content": text})
+        if self.holder.generation is V1:
+            return await self.sender.pack_v1(to, (), message)
+        return await self.sender.pack_v2(to, None, message)
+
+    async def forward(self, envelope: bytes, to: str) -> None:
+        """Send an envelope through the mediator by a forward that names ``to``."""
+        await self.sender.deliver(await self.wrap(envelope, to), self.grant.endpoint, self.holder.generation)
+
+    async def wrap(self, envelope: bytes, to: str, **headers: Any) -> bytes:
+        """Seal a forward for the mediator, anonymously; ``headers`` are added to its plaintext."""
+        envelopes = self.sender.resources.envelopes
+        if self.holder.generation is V1:
+            key = canonical(to)
+            to = base58(verkey(key)) if key is not None and key.startswith("did:key:z6Mk") and "#" not in to else to
+            return await envelopes.seal_v1(encode({**forward_v1(to, envelope), **headers}), self.grant.routing, None)
+        routing = self.grant.routing[0]
+        return await envelopes.seal_v2(forward_v2(to, [envelope], routing, **headers), routing, None)
 
     async def text(self, mail: DeliveredMessage) -> str:
         """Open mail of :meth:`send` and return its text."""
@@ -207,16 +242,24 @@ class DidcommSession:
         steps fails, which checks of their own try.
         """
         holder = await self.wallet(generation, pickup=pickup, mediation=mediation)
+        family = "message-pickup" if pickup == "4.0" else "messagepickup"
         if pickup is not None:
-            family = "message-pickup" if pickup == "4.0" else "messagepickup"
             await self.offered(holder, f"{family}/{pickup}")
+        if mediation is not None:
+            await self.offered(holder, f"coordinate-mediation/{mediation}")
         try:
             grant = await holder.mediate()
             key = await holder.add_key()
         except ClientError as error:
             raise CannotTryError(f"no mediation: {error}") from error
-        mailbox = Mailbox(holder, grant, key, await self.sender())
+        mailbox = Mailbox(holder, grant, key, await self.sender(), pickup is not None)
         self._mailboxes.append(mailbox)
+        if pickup is not None and await self.features(holder) is None:
+            try:
+                await holder.status()
+            except ClientError as error:
+                mailbox.picks_up = False
+                raise NotOfferedError(f"it discloses no protocols, and to status-request: {error}") from error
         return mailbox
 
     async def sender(self) -> Sender:
@@ -253,6 +296,20 @@ class DidcommSession:
         if features is not None and protocol not in features:
             raise NotOfferedError(f"it does not disclose {protocol}")
 
+    @contextlib.asynccontextmanager
+    async def socket(self, holder: Holder) -> AsyncIterator["Socket"]:
+        """Open a WebSocket; leaving the block drops its connection without a close frame, as a phone does.
+
+        Raises :class:`NotOfferedError` where the mediator names none, or opens none.
+        """
+        async with aiohttp.ClientSession() as http:
+            try:
+                async with asyncio.timeout(self.seconds):
+                    opened = await http.ws_connect(holder.link.url("ws", "wss"), max_msg_size=MAX_BODY)
+            except (aiohttp.ClientError, TimeoutError, ClientError) as error:
+                raise NotOfferedError(f"no WebSocket: {error or type(error).__name__}") from error
+            yield Socket(opened, self, holder)
+
     # Raw requests.
 
     async def seal(self, holder: Holder, message: Json) -> bytes:
@@ -286,6 +343,81 @@ class DidcommSession:
         return read(opened.plaintext, opened.generation)
 
 
+@dataclass(frozen=True, slots=True)
+class PushedMessage:
+    """What came on a WebSocket unasked: a message of the mediator, or (``plain`` is None) somebody's bare envelope."""
+
+    plain: Plaintext | None
+    envelope: bytes
+
+    @property
+    def mails(self) -> list[DeliveredMessage]:
+        """The mail in it: the attachments of a delivery, or the envelope itself."""
+        if self.plain is None:
+            return [DeliveredMessage("", self.envelope)]
+        return mails(self.plain) if self.plain.name == "delivery" else []
+
+
+class Socket:
+    """A wallet's WebSocket; what is no answer is kept in order."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse, session: DidcommSession, holder: Holder) -> None:
+        """Use :meth:`DidcommSession.socket`."""
+        self._socket = socket
+        self._session = session
+        self._holder = holder
+        self._pushed: list[PushedMessage] = []
+
+    async def tell(self, message: Json) -> None:
+        """Send a plaintext."""
+        await self._socket.send_bytes(await self._session.seal(self._holder, message))
+
+    async def ask(self, message: Json) -> Plaintext:
+        """Send a plaintext and return the answer in its thread, a problem report too."""
+        await self.tell(message)
+        async with asyncio.timeout(self._session.seconds):
+            while True:
+                frame = await self._receive()
+                if frame.plain is not None and answers(frame.plain, message):
+                    return frame.plain
+                self._pushed.append(frame)
+
+    async def pushed(self) -> PushedMessage:
+        """Return what was pushed next; raises :class:`CheckFailedError` when nothing is in time."""
+        if self._pushed:
+            return self._pushed.pop(0)
+        try:
+            async with asyncio.timeout(self._session.seconds):
+                return await self._receive()
+        except TimeoutError:
+            raise CheckFailedError(f"nothing was pushed within {self._session.seconds:g} s") from None
+
+    async def pushed_so_far(self, question: Json) -> list[PushedMessage]:
+        """Return what was pushed before the answer to a question that is asked now."""
+        await self.ask(question)
+        return self._pushed
+
+    async def _receive(self) -> PushedMessage:
+        frame = await self._socket.receive()
+        if frame.type not in (aiohttp.WSMsgType.BINARY, aiohttp.WSMsgType.TEXT):
+            raise CheckFailedError(f"the mediator closed the WebSocket with {self._socket.close_code}")
+        envelope = frame.data if isinstance(frame.data, bytes) else str(frame.data).encode()
+        with contextlib.suppress(MediatorError):
+            opened = await self._holder.resources.envelopes.open(envelope)
+            if opened.sender is not None and canonical(opened.sender) == canonical(self._holder.link.theirs):
+                return PushedMessage(read(opened.plaintext, opened.generation), envelope)
+        return PushedMessage(None, envelope)
+
+    async def close(self) -> None:
+        """Close it as the protocol of WebSockets has it."""
+        await self._socket.close()
+
+
+def mails(delivery: Plaintext) -> list[DeliveredMessage]:
+    """Return the messages in a delivery."""
+    return [DeliveredMessage(id, envelope) for id, envelope in delivery.attachments]
+
+
 def written(holder: Holder, type: str, body: Json | None = None, *, route: str | None = "all", **headers: Any) -> Json:
     """Write a plaintext of the wallet's generation; ``headers`` are added, or replace what is there."""
     return {**write(holder.generation, type, body, route=route), **headers}
@@ -296,14 +428,26 @@ def answers(answer: Plaintext, message: Json) -> bool:
     return id_of(message) in (answer.thid, answer.pthid)
 
 
+async def eventually(mailbox: Mailbox, count: int) -> None:
+    """Wait until so many messages wait at the mediator, which may take a moment after it has taken a forward."""
+    deadline = asyncio.get_running_loop().time() + mailbox.sender.seconds
+    while (status := await mailbox.holder.status()).count != count:
+        if asyncio.get_running_loop().time() > deadline:
+            raise CheckFailedError(f"{count} messages have to be waiting, message_count is {status.count}")
+        await asyncio.sleep(0.05)
+
+
+async def delivered(mailbox: Mailbox) -> list[DeliveredMessage]:
+    """Ask for the mail that waits."""
+    return await mailbox.holder.fetch(limit=100)
+
+
 async def _empty(mailbox: Mailbox) -> None:
-    """Take all mail, and remove the key."""
+    """Take all mail, and remove the keys."""
     holder = mailbox.holder
-    while mails := await holder.fetch(limit=100):
-        if holder.pickup == "1.0":
-            # The next request of any kind removes a batch.
-            continue
-        if not (await holder.received([mail.id for mail in mails])).count:
+    while mailbox.picks_up and (left := await holder.fetch(limit=100)):
+        # The next request of any kind removes a batch of 1.0.
+        if holder.pickup != "1.0" and not (await holder.received([mail.id for mail in left])).count:
             break
     for key in {mailbox.key, *(await holder.keys())}:
         await holder.remove_key(key)

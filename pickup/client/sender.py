@@ -26,9 +26,9 @@ class Sender:
     """Sends from a key (v1) and a DID (v2) of its own; used as ``async with Sender() as sender``."""
 
     def __init__(self, wallet: Wallet | None = None, *, seconds: float = 10.0) -> None:
-        """``seconds`` is the timeout of a delivery."""
         self._wallet = wallet or Wallet()
-        self._seconds = seconds
+        self.seconds = seconds
+        """The timeout of a delivery."""
         self._opened: ClientResources | None = None
         self.key = self._wallet.new_key()
         """The sender of v1 messages."""
@@ -93,13 +93,13 @@ class Sender:
     async def deliver(self, envelope: bytes, endpoint: str, generation: Generation) -> None:
         """Send an envelope to an endpoint, over HTTP or a WebSocket."""
         if endpoint.startswith(("ws://", "wss://")):
-            socket = await conversation.ClientSocket.connect(self.resources.session, endpoint, self._seconds)
+            socket = await conversation.ClientSocket.connect(self.resources.session, endpoint, self.seconds)
             try:
                 await socket.send(envelope)
             finally:
                 await socket.close()
             return
-        await conversation.post(self.resources.session, endpoint, envelope, generation, self._seconds)
+        await conversation.post(self.resources.session, endpoint, envelope, generation, self.seconds)
 
 
 def forward_v1(to: str, envelope: bytes) -> Json:
