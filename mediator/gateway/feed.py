@@ -15,6 +15,7 @@ from mediator.broker import Broker
 from mediator.errors import MediatorError, NoSuchMailboxError
 from mediator.gateway.subscription import MessageBatch, Publisher, Subscription, run_in_background
 from mediator.mailboxes import pushing
+from mediator.mailboxes.address import redact
 from mediator.mailboxes.lanes import LANES
 from mediator.mailboxes.mailbox import MailboxKey
 from mediator.mailboxes.pushing import WINDOW, WINDOW_BYTES, Cursor, LaneRun, NextMessages, lane_runs
@@ -147,6 +148,7 @@ class LiveFeed(Publisher):
     def join(self, subscription: Subscription, cursor: Cursor, first: NextMessages) -> None:
         """Add a subscription, which stands at ``cursor``; ``first`` was read for it."""
         subscription.cursor, subscription.first = cursor, first
+        self._report(first)
         self._subscriptions.add(subscription)
         if self._task is None:
             self._task = run_in_background(self._run(), "push-feed")
@@ -280,7 +282,7 @@ class LiveFeed(Publisher):
         still = Cursor(cursor.lanes, list(cursor.marks), cursor.until)
         while not self._gone:
             try:
-                return await self._broker.read(
+                found = await self._broker.read(
                     lambda tx, now: pushing.read_next(tx, self._key, self._mailbox_id, still, limit, budget, now)
                 )
             except NoSuchMailboxError:
@@ -288,4 +290,16 @@ class LiveFeed(Publisher):
             except MediatorError as error:
                 log.warning("feed read failed", error=str(error))
                 await asyncio.sleep(RETRY_SECONDS)
+            else:
+                self._report(found)
+                return found
         return None
+
+    def _report(self, found: NextMessages) -> None:
+        if found.damaged:
+            log.error(
+                "damaged messages not pushed; `mediator verify` names them",
+                mailbox=redact(self._key[1]),
+                messages=len(found.damaged),
+                first=found.damaged[0],
+            )

@@ -6,7 +6,8 @@ Each instance has the members that are connected to it; the store decides what e
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import structlog
 
@@ -156,21 +157,28 @@ class QueueGroup(Publisher):
             return Fetched(self._mailbox_id, [])
         self._confirmed, self._returned, self._again = [], [], []
         try:
-            return await self._broker.write(
-                lambda tx, now: pushing.serve_queue_group(tx, self._broker.bounds, request, now),
-                self._key,
-                even_when_full=True,
-            )
+            return await self._serve(request)
         except NoSuchMailboxError:
             # The mailbox is gone; its subscriptions stay, and stay silent.
             self._gone = True
         except MediatorError as error:
             log.warning("queue group read failed", error=str(error))
-            self._confirmed = [*request.confirmed, *self._confirmed]
-            self._returned = [*request.returned, *self._returned]
-            self._again = [*request.again, *self._again]
+            try:
+                # Where a message cannot be read, what was done is stored nevertheless.
+                await self._serve(replace(request, room=0))
+            except MediatorError:
+                self._confirmed = [*request.confirmed, *self._confirmed]
+                self._returned = [*request.returned, *self._returned]
+                self._again = [*request.again, *self._again]
             await asyncio.sleep(RETRY_SECONDS)
         return None
+
+    def _serve(self, request: QueueGroupRequest) -> Awaitable[Fetched]:
+        return self._broker.write(
+            lambda tx, now: pushing.serve_queue_group(tx, self._broker.bounds, request, now),
+            self._key,
+            even_when_full=True,
+        )
 
     def _request(self) -> QueueGroupRequest:
         resting = self._blocked or self._paused

@@ -96,6 +96,8 @@ class NextMessages:
     marks: list[int]
     complete: bool
     """Whether nothing more was there."""
+    damaged: Sequence[int] = ()
+    """The msg_ids of rows that cannot be decoded: they are passed over, and stay where they are."""
 
 
 def open_cursor(
@@ -130,26 +132,27 @@ def read_next(
 
 def _read_behind(tx: Transaction, mailbox: Mailbox, cursor: Cursor, limit: int, budget: int, now: int) -> NextMessages:
     messages: list[StoredMessage] = []
+    damaged: list[int] = []
     marks = list(cursor.marks)
     for last in (min(cursor.until, mailbox.next_id) - 1, mailbox.next_id - 1):
         for lane in cursor.lanes:
-            if marks[lane] >= last:
-                continue
-            new = tx.messages.lane(mailbox, lane, marks[lane], limit - len(messages), budget, now)
-            if new and new[-1].msg_id > last:
-                new = [message for message in new if message.msg_id <= last]
-            budget -= sum([message.size for message in new])
-            # Only the last one read can exceed the budget.
-            if budget < 0 and len(messages) + len(new) > 1:
-                del new[-1]
-            if new:
-                messages += new
-                marks[lane] = new[-1].msg_id
-            if messages and (budget <= 0 or len(messages) >= limit):
-                return NextMessages(messages, marks, complete=False)
-            # The lane holds nothing more up to there, now or later.
-            marks[lane] = last
-    return NextMessages(messages, marks, complete=True)
+            while marks[lane] < last:
+                passed = len(damaged)
+                new = tx.messages.lane(mailbox, lane, marks[lane], limit - len(messages), budget, now, damaged=damaged)
+                if new and new[-1].msg_id > last:
+                    new = [message for message in new if message.msg_id <= last]
+                budget -= sum([message.size for message in new])
+                # Only the last one read can exceed the budget.
+                if budget < 0 and len(messages) + len(new) > 1:
+                    del new[-1]
+                if new:
+                    messages += new
+                    marks[lane] = new[-1].msg_id
+                if messages and (budget <= 0 or len(messages) >= limit):
+                    return NextMessages(messages, marks, complete=False, damaged=damaged)
+                # Behind damaged rows may be more; otherwise the lane holds nothing more up to there, now or later.
+                marks[lane] = min(last, max(marks[lane], damaged[-1])) if len(damaged) > passed else last
+    return NextMessages(messages, marks, complete=True, damaged=damaged)
 
 
 # Groups whose members share messages (on NATS: queue groups).

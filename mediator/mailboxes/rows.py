@@ -114,7 +114,7 @@ class StoredMessage(NamedTuple):
     def check_extra(self) -> None:
         """Raise an error where what few messages have cannot be decoded."""
         if self.extra is not None:
-            orjson.loads(self.extra).get("h")
+            orjson.loads(self.extra).get("h", {}).items()
 
     def with_deliveries(self, count: int) -> "StoredMessage":
         """Return the message as it is handed out for the ``count``-th time."""
@@ -153,7 +153,16 @@ def mailbox(row: Row) -> KeptMailbox:
 def handle(row: Row) -> Handle:
     """Read a row of ``HANDLE`` columns."""
     extra = row[5]
-    return Handle(row[0], _LANES[row[1]], row[2], row[3], row[4], orjson.loads(extra).get("d") if extra else None)
+    return Handle(row[0], _LANES[row[1]], row[2], row[3], row[4], _dedup_id(extra) if extra else None)
+
+
+def _dedup_id(extra: bytes) -> str | None:
+    """Return the dedup id, None of a damaged row, which can be removed all the same."""
+    try:
+        dedup_id: str | None = orjson.loads(extra).get("d")
+    except (ValueError, AttributeError):
+        return None
+    return dedup_id
 
 
 def delayed(row: Row) -> Delayed:

@@ -202,3 +202,48 @@ def test_queues_count_among_the_groups_of_a_mailbox(store):
 def test_pushing_holds_on_every_store(new_store):
     few = settings(max_examples=8, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
     run_state_machine_as_test(lambda: Pushing(new_store().store), settings=few)
+
+
+@pytest.mark.rule("E6", "A5")
+@pytest.mark.parametrize(("limit", "budget"), [(100, ALL), (2, ALL), (1, ALL), (100, 2)])
+def test_a_replay_passes_over_rows_that_cannot_be_read(store, limit, budget):
+    """It gives all others once, says which it left out, and leaves those where they are."""
+    with store.transaction() as tx:
+        mailbox = add(tx)
+        for number in range(10):
+            put(tx, mailbox, lane=(Lane.NORMAL, Lane.LOW)[number // 7], headers={"a": "b"})
+        damage(tx, mailbox, 0, 1, 2, 4, 6, 9)
+    with store.reading() as tx:
+        no, cursor, found = pushing.open_cursor(tx, (TENANT, "a"), LANES, limit, budget, T0)
+        got, damaged = list(found.messages), list(found.damaged)
+        while not found.complete:
+            cursor.marks = found.marks
+            found = pushing.read_next(tx, (TENANT, "a"), no, cursor, limit, budget, T0)
+            assert len(found.messages) <= limit
+            got += found.messages
+            damaged += found.damaged
+        assert [message.msg_id for message in got] == [3, 5, 7, 8]
+        assert sorted(set(damaged)) == [0, 1, 2, 4, 6, 9]
+        assert get(tx).messages == 10
+
+
+@pytest.mark.rule("A5", "M1")
+def test_rows_that_cannot_be_read_are_removed_as_any_others(store):
+    with store.transaction() as tx:
+        mailbox = add(tx)
+        for expire_at in (T0 + 10, T0 + 10, None):
+            put(tx, mailbox, expire_at=expire_at, headers={"a": "b"}, dedup_id="d")
+        damage(tx, mailbox, 0, 1, 2)
+        assert [one.handle.msg_id for one in tx.messages.expired(T0 + 10, ALL)] == [0, 1]
+        assert sorted(tx.messages.handles(mailbox, [0, 1, 2], T0)) == [0, 1, 2]
+        cut(tx, mailbox, 0, 1, 2)
+    with store.reading() as tx:
+        assert get(tx).messages == 0
+
+
+def damage(tx, mailbox, *msg_ids):
+    """Make details of messages unreadable."""
+    tx.session.flush()
+    for msg_id in msg_ids:
+        sql = "UPDATE message SET extra = ? WHERE mailbox_no = ? AND msg_id = ? RETURNING msg_id"
+        assert list(tx.session.dialect.execute(sql, ((b"{", b'{"h":[]}')[msg_id % 2], mailbox.no, msg_id)))

@@ -16,6 +16,7 @@ from mediator.mailboxes.creating import get_live_mailbox
 from mediator.mailboxes.message import Draft
 from mediator.mailboxes.pushing import WINDOW, WINDOW_BYTES
 from mediator.mailboxes.sending import Send
+from mediator.mailboxes.transaction import Transaction
 from tests.harness.door import Service, serving_two
 from tests.harness.pushes import Push, Pushes, Subscriber, pushes, pushes_of, service
 from tests.harness.waiting import until
@@ -353,3 +354,32 @@ async def _until_unread(service: Service, count: int) -> None:
     async with asyncio.timeout(30):
         while await _unread(service) != count:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
+
+
+@pytest.mark.rule("E6", "A5")
+async def test_a_message_that_cannot_be_read_ends_no_feed(service: Service, pushes: Pushes) -> None:
+    await service.create()
+    live = await pushes.subscribe("MAILBOX.MSG.task.*")
+
+    await service.send(b"before")
+    await live.got(1)
+    live.full = True
+    await service.send(b"damaged")
+    await service.broker.write(damage)
+    await service.send(b"after")
+    live.read()
+    await live.got(2)
+    late = await pushes.subscribe("MAILBOX.MSG.task.*")
+    await late.got(2)
+    await service.send(b"last")
+    await live.got(3)
+    await late.got(3)
+    assert live.ids == late.ids == [0, 2, 3]
+    # It is still there for whoever repairs it.
+    assert await service.broker.read(lambda tx, now: get_live_mailbox(tx, "default", "task", now).messages) == 4
+
+
+def damage(tx: Transaction, _now: int) -> None:
+    """Make the details of message 1 unreadable."""
+    tx.session.flush()
+    list(tx.session.dialect.execute("UPDATE message SET extra = ? WHERE msg_id = 1 RETURNING msg_id", (b"{",)))

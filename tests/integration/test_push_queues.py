@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from mediator.errors import BadRequestError
+from mediator.gateway import queue_groups
 from mediator.mailboxes import pushing
 from mediator.mailboxes.bounds import DAY
 from mediator.mailboxes.creating import get_live_mailbox
@@ -17,6 +18,7 @@ from mediator.store.base import Transaction
 from tests.harness.door import PUSH, Service, ids, serving
 from tests.harness.pushes import Pushes, pushes_of
 from tests.harness.waiting import until
+from tests.integration.test_push import damage
 
 SUBJECT = "MAILBOX.MSG.task.*"
 
@@ -260,3 +262,26 @@ async def test_a_lease_ends_where_nobody_renews_it(service: Service, pushes: Pus
     await other.got(1)
     worker.confirm()
     await settled(service)
+
+
+@pytest.mark.rule("E7")
+async def test_an_unreadable_message_keeps_nothing_from_being_settled(
+    service: Service, pushes: Pushes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_groups, "RETRY_SECONDS", 0.01)
+    worker = await pushes.subscribe(SUBJECT, "workers", reads=False)
+    for payload in (b"before", b"damaged"):
+        await service.send(payload)
+        await worker.got(1)
+        worker.full = True
+    await pushes.settled()
+    await service.broker.write(damage)
+    worker.read()
+    worker.confirm()
+    await settled(service)
+    await worker.got(1)
+    # Once it can be read again, or is gone, the group goes on.
+    assert (await service.done("MSG.DELETE.task.1"))["deleted"]
+    await service.send(b"after")
+    await worker.got(2)
+    assert worker.payloads == [b"before", b"after"]

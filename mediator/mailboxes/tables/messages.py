@@ -59,10 +59,12 @@ class Messages(Table):
         budget: int,
         now: int,
         without: Collection[int] = (),
+        damaged: list[int] | None = None,
     ) -> list[StoredMessage]:
         """Return messages of a lane behind msg_id ``after``, in order; stops behind ``budget`` bytes of size.
 
-        Those whose msg_id is in ``without`` are passed over unread.
+        Those whose msg_id is in ``without`` are passed over unread. Rows that cannot be decoded raise an error, or are
+        left out, and ``damaged`` gets their msg_ids.
         """
         if (mailbox.no, lane) in self._session.empty_lanes:
             return []
@@ -71,7 +73,7 @@ class Messages(Table):
             f"{self._dialect.lane_sources[lane]} WHERE lane = {lane.value} AND mailbox_no = ? AND msg_id > ?"
             f" AND (expire_at IS NULL OR expire_at > ?){others}"
         )
-        return self._within(source, (mailbox.no, after, now, *parameters), "msg_id", limit, budget)
+        return self._within(source, (mailbox.no, after, now, *parameters), "msg_id", limit, budget, damaged)
 
     def _others(self, without: Collection[int]) -> tuple[str, Sequence[Any]]:
         """Return what a condition ends with to pass messages over, and its parameters."""
@@ -126,7 +128,13 @@ class Messages(Table):
         return f"message WHERE {' AND '.join(where)}", parameters
 
     def _within(
-        self, source: str, parameters: Sequence[Any], order: str, limit: int, budget: int
+        self,
+        source: str,
+        parameters: Sequence[Any],
+        order: str,
+        limit: int,
+        budget: int,
+        damaged: list[int] | None = None,
     ) -> list[StoredMessage]:
         if self._session.unwritten:
             self._session.flush()
@@ -134,7 +142,13 @@ class Messages(Table):
         for message in map(decode_row, self._dialect.budgeted(source, parameters, order, limit, budget)):
             if message.extra is not None:
                 # A damaged row is to fail here, before anything is noted as handed out.
-                message.check_extra()
+                try:
+                    message.check_extra()
+                except (ValueError, AttributeError):
+                    if damaged is None:
+                        raise
+                    damaged.append(message.msg_id)
+                    continue
             taken.append(message)
             budget -= message.size
             if budget <= 0:
