@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -16,8 +16,10 @@ from conformance import report
 from conformance.checks import CannotTryError, Check, Level, Suite, Transcript
 from conformance.running import Outcome, Result, run_checks
 from mediator.cli import output
+from mediator.cli.client import DEFAULT_SERVER, CredentialOptions, TlsOptions
 from mediator.cli.options import CommandGroup, one_word
 from mediator.errors import SetupError
+from mediator.login import Login
 
 S = TypeVar("S")
 
@@ -52,6 +54,16 @@ class RunOptions:
         if not wanted:
             raise SetupError(f"no check of level {self.level} begins with {', '.join(self.only or [])}; see --list")
         return [check for check in suite if check.id in wanted]
+
+
+@dataclass(frozen=True)
+class BrokerOptions(TlsOptions, CredentialOptions, RunOptions):
+    """The same, and as whom the checks connect."""
+
+    def login(self, server: str) -> Login:
+        """Return how to connect to a server."""
+        names = (field.name for group in (TlsOptions, CredentialOptions) for field in fields(group))
+        return Login(server, **{name: getattr(self, name) for name in names})
 
 
 def list_checks(checks: Sequence[Check[Any]]) -> None:
@@ -136,3 +148,35 @@ def didcomm(
     except CannotTryError as error:
         raise SetupError(str(error)) from error
     run_suite(checks, " ".join(mediator), partial(DidcommSession.open, target, seconds=seconds), options)
+
+
+@app.command("mq9", epilog="Example: mediator conformance mq9 nats://broker.example:4222 --only mq9.fetch")
+def mq9(
+    broker: Annotated[str, typer.Argument(metavar="URL", help="The broker's NATS port.")] = DEFAULT_SERVER,
+    seconds: Annotated[float, typer.Option(min=0.1, help="How long to wait for what has to come.")] = 10.0,
+    *,
+    options: BrokerOptions,
+) -> None:
+    """Check a broker of the mq9 protocol, all its editions, as its clients: with a NATS library and nothing else.
+
+    The exit code is 0 if all checks passed that the broker offers, 1 if one failed, 2 if one could not be tried. The
+    mailboxes end by their time to live, 10 minutes after they were made; agents are unregistered.
+    """
+    from conformance.mq9 import SUITE, BrokerSession
+
+    checks = options.select(SUITE)
+    if options.listed:
+        list_checks(checks)
+        return
+    login = options.login(broker)
+    opened = partial(BrokerSession.open, broker, seconds=seconds, options=login.nats_options)
+
+    async def connect() -> None:
+        async with opened(Transcript()):
+            pass
+
+    try:
+        asyncio.run(connect())
+    except CannotTryError as error:
+        raise SetupError(str(error)) from error
+    run_suite(checks, login.shown, opened, options)
