@@ -317,13 +317,21 @@ class Broker:
         """Leave nothing of what was removed in free pages and the log; see :meth:`mediator.store.base.Store.scrub`."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, self._store.scrub, rewrite)
 
-    async def write(self, work: Work[T], key: MailboxKey | None = None, *, even_when_full: bool = False) -> T:
+    async def write(
+        self,
+        work: Work[T],
+        key: MailboxKey | None = None,
+        *,
+        even_when_full: bool = False,
+        second_key: MailboxKey | None = None,
+    ) -> T:
         """Run a change with the next commit; ``key`` is the mailbox that it will ask for first.
 
-        On a full disk it raises :class:`StorageFullError`, unless ``even_when_full`` says that it frees space,
-        acknowledges or hands out messages.
+        A change of two mailboxes names both, which are locked in the order that all instances use. On a full disk it
+        raises :class:`StorageFullError`, unless ``even_when_full`` says that it frees space, acknowledges or hands out
+        messages.
         """
-        return await self._writer.write(key, work, even_when_full=even_when_full)
+        return await self._writer.write(key, work, even_when_full=even_when_full, second_key=second_key)
 
     async def write_padded(self, work: Work[T], key: MailboxKey | None = None) -> T:
         """Do as :meth:`write`, but answer so late that the time reveals nothing of what was changed (D9)."""

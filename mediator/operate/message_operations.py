@@ -8,6 +8,7 @@ from mediator.broker import Broker
 from mediator.errors import BadRequestError, MediatorError, NoSuchMessageError, NotAllowedError
 from mediator.fields import Fields
 from mediator.mailboxes import moving, settling
+from mediator.mailboxes.address import writable_address
 from mediator.mailboxes.bounds import MAX_FETCH, MAX_IDS
 from mediator.mailboxes.creating import get_live_mailbox
 from mediator.mailboxes.group import MAX_DELAYED as MAX_GIVEN_BACK
@@ -244,13 +245,16 @@ class MessageOperations:
             # Whoever may make or knows the other mailbox would read there what is hidden here (A7).
             raise NotAllowedError(Right.READ_PAYLOAD)
         broker, (tenant, address) = self._broker, read_place(request)
+        to_address = writable_address(request["to_address"], "to_address")
         ids = sorted(set(Fields(request).numbers("msg_ids", MAX_IDS) or ()))
         count = 0
         # Without any, both addresses are looked at all the same.
         while True:
-            part = Transfer(tenant, address, request["to_address"], ids, keep)
+            part = Transfer(tenant, address, to_address, ids, keep)
             try:
-                found = await broker.write(partial(_transfer_part, broker, part), (tenant, address))
+                found = await broker.write(
+                    partial(_transfer_part, broker, part), (tenant, address), second_key=(tenant, to_address)
+                )
             except MediatorError as error:
                 if not count:
                     raise

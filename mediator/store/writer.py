@@ -90,6 +90,7 @@ class WriteJob:
     work: Work[Any] | MergeableWork[Any, Any]
     done: Done
     even_when_full: bool = False
+    second_key: MailboxKey | None = None
 
 
 CommitPart = Literal["events", "woken", "due", "changed"]
@@ -214,10 +215,11 @@ class Writer:
         done: Done,
         *,
         even_when_full: bool = False,
+        second_key: MailboxKey | None = None,
     ) -> None:
         """Queue a request; ``done`` gets its result or its :class:`MediatorError`."""
         self._admit()
-        self._jobs.append(self.job_type(key, work, done, even_when_full))
+        self._jobs.append(self.job_type(key, work, done, even_when_full, second_key))
         self._begin_soon()
 
     def _admit(self) -> None:
@@ -229,11 +231,16 @@ class Writer:
             raise BusyError(f"{self._max_pending} requests wait already")
 
     async def write(
-        self, key: MailboxKey | None, work: Work[T] | MergeableWork[Any, T], *, even_when_full: bool = False
+        self,
+        key: MailboxKey | None,
+        work: Work[T] | MergeableWork[Any, T],
+        *,
+        even_when_full: bool = False,
+        second_key: MailboxKey | None = None,
     ) -> T:
         """Queue a request and wait until it is committed."""
         answer: asyncio.Future[T] = self._loop.create_future()
-        self.submit(key, work, partial(_settle, answer), even_when_full=even_when_full)
+        self.submit(key, work, partial(_settle, answer), even_when_full=even_when_full, second_key=second_key)
         return await answer
 
     async def write_padded(self, key: MailboxKey | None, work: Work[T]) -> T:
@@ -428,7 +435,9 @@ class Writer:
         started = time.perf_counter()
         now = self._clock()
         outcomes: Outcomes = []
-        with self._store.transaction([job.key for job in batch if job.key is not None]) as tx:
+        keys = [job.key for job in batch if job.key is not None]
+        keys += [job.second_key for job in batch if job.second_key is not None]
+        with self._store.transaction(keys) as tx:
             while (done := len(outcomes)) < len(batch):
                 job, work = batch[done], batch[done].work
                 try:

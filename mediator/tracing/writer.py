@@ -15,8 +15,15 @@ from mediator.store.writer import Committed, Done, Outcomes, WriteJob, Writer
 class TracedJob(WriteJob):
     """A job that knows the span of its request, if that is sampled, and when it came; times are nanoseconds."""
 
-    def __init__(self, key: MailboxKey | None, work: Any, done: Done, even_when_full: bool = False) -> None:
-        super().__init__(key, work, done, even_when_full)
+    def __init__(
+        self,
+        key: MailboxKey | None,
+        work: Any,
+        done: Done,
+        even_when_full: bool = False,
+        second_key: MailboxKey | None = None,
+    ) -> None:
+        super().__init__(key, work, done, even_when_full, second_key)
         # Asked first, since it is cheaper.
         span = None if trace_id.get() is None else trace.get_current_span()
         self.span: Span | None = span if span is not None and span.is_recording() else None

@@ -1,25 +1,31 @@
 """Several instances on one PostgreSQL: what they do at the same time is as if one after the other had done it."""
 
+import asyncio
 import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import pytest
 
+from mediator.broker import Broker
 from mediator.errors import MailboxExistsError
-from mediator.mailboxes import broadcasting, collecting, creating, fetching, querying, sending, settling
+from mediator.mailboxes import broadcasting, collecting, creating, fetching, moving, querying, sending, settling
 from mediator.mailboxes.address import PUBLIC
 from mediator.mailboxes.bounds import Bounds, Quota
 from mediator.mailboxes.creating import Create
 from mediator.mailboxes.fetching import Deliver, Fetch
 from mediator.mailboxes.group import NO_LEASES
 from mediator.mailboxes.lanes import Lane
+from mediator.mailboxes.mailbox import Mailbox
 from mediator.mailboxes.message import Draft, Filter, Message
 from mediator.mailboxes.quotas import Quotas
 from mediator.mailboxes.sending import Send
 from mediator.mailboxes.settling import Ack
 from mediator.mailboxes.transaction import Transaction
+from mediator.operate.message_operations import MessageOperations
+from mediator.operate.operations import Actor, Operations, Right
 from mediator.store.base import Store
 from tests.harness.postgres import Server
 
@@ -456,3 +462,35 @@ def test_an_instance_sees_at_once_what_another_committed(instances):
     create(one, "a")
     with two.transaction() as tx:
         assert send(tx, "a") == 0
+
+
+async def test_opposite_moves_do_not_deadlock(store, instances, monkeypatch):
+    """Each has the mailbox that the other one wants next, unless both are locked in one order."""
+    for address in ("a", "b"):
+        create(store, address)
+        with store.transaction() as tx:
+            send(tx, address, address.encode())
+    meeting = threading.Barrier(2)
+    attempts: list[str] = []
+    find = moving.get_sendable_mailbox
+
+    def find_when_both_have_one(tx: Transaction, tenant: str, address: str, now: int) -> Mailbox:
+        attempts.append(address)
+        with suppress(threading.BrokenBarrierError):
+            meeting.wait(0.5)
+        return find(tx, tenant, address, now)
+
+    monkeypatch.setattr(moving, "get_sendable_mailbox", find_when_both_have_one)
+    owner = Actor("ada", frozenset(Right), "socket")
+    brokers = [Broker(own, BOUNDS, clock=lambda: NOW) for own in instances[:2]]
+    moves = []
+    for broker, address, to in zip(brokers, "ab", "ba", strict=True):
+        operations = Operations()
+        operations.add_methods(MessageOperations(broker))
+        request = {"mail_address": address, "to_address": to, "msg_ids": [0]}
+        moves.append(operations.run(owner, "message-move", request))
+    assert await asyncio.gather(*moves) == [{"moved": 1, "stopped": ""}] * 2
+    assert sorted(attempts) == ["a", "b"], "one was rolled back and done again"
+    for broker in brokers:
+        await broker.close()
+    assert [[each.payload for each in messages(store, address)] for address in "ab"] == [[b"b"], [b"a"]]
