@@ -186,6 +186,49 @@ async def cards_keep_their_bytes(session: BrokerSession) -> None:
 
 
 @own(
+    "mq9.agent.cursor",
+    "G3",
+    "cursor in the request and next in the reply page through a ranked snapshot … total gives the number of results, "
+    "and mode says how they were found.",
+)
+async def discover_by_cursor(session: BrokerSession) -> None:
+    for number in range(5):
+        skills = [{"id": "s", "name": "S", "tags": ["odd" if number % 2 else "even"]}]
+        await session.register(await card(session, name=f"{word(session)} {number}", skills=skills))
+    asked = {"text": word(session), "limit": 2, "with_scores": True}
+    pages = [await session.ask("AGENT.DISCOVER", asked)]
+    equal("mode and total", (pages[0]["mode"], pages[0]["total"]), ("text", 5))
+    while pages[-1].get("next") and len(pages) < 4:
+        pages.append(await session.ask("AGENT.DISCOVER", {**asked, "cursor": pages[-1]["next"]}))
+    equal("agents on pages of 2", [len(page["agents"]) for page in pages], [2, 2, 1])
+    found = [name for page in pages for name in names(page["agents"])]
+    equal("agents on all pages", sorted(found), [f"{word(session)} {number}" for number in range(5)])
+    scores = [score for page in pages for score in page["scores"]]
+    equal("scores", scores, sorted(scores, reverse=True))
+    odd = await discover(session, text=word(session), filter={"tags": ["odd"]})
+    equal("agents with a tag", sorted(names(odd)), [f"{word(session)} {number}" for number in (1, 3)])
+
+
+@own(
+    "mq9.agent.name",
+    "G1",
+    "An object without a mailbox is identified by its name in the tenant: {name, payload} with a card as JSON text … "
+    "or a bare AgentCard of A2A. It is found by the fields of both",
+)
+async def cards_without_a_mailbox(session: BrokerSession) -> None:
+    agent = {"name": session.new_name(), "payload": json.dumps({"description": word(session)})}
+    reply = await session.ask("AGENT.REGISTER", agent)
+    try:
+        equal("mailbox", reply.get("mailbox"), f"name:{agent['name']}")
+        expect(reply.get("note"), "the reply has no note that nobody can send to it")
+        equal("agents", await discover(session, text=word(session)), [agent])
+        await session.ask("AGENT.REPORT", {"name": agent["name"]})
+    finally:
+        removed = (await session.ask("AGENT.UNREGISTER", {"name": agent["name"]})).get("removed")
+    equal("removed", removed, True)
+
+
+@own(
     "mq9.agent.status",
     "G2",
     "REPORT stores its body, at most 16 KiB and 64 levels, as the latest status and brings last_seen up to now.",

@@ -409,6 +409,8 @@ async def mail_of_a_dead_worker(session: BrokerSession) -> None:
     heir = await session.subscribe(f"MAILBOX.MSG.{mailbox}.*", "workers", await session.connect())
     left = [message.data for message in (got[1:] if done is not None else got)]
     equal("messages that the next member gets", sorted(await session.bodies(heir, len(left))), sorted(left))
+    await publish(session, f"MAILBOX.MSG.{mailbox}", b"next")
+    equal("what comes then", await session.bodies(heir, 1), [b"next"])
 
 
 @second(

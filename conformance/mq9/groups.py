@@ -506,6 +506,23 @@ async def nack(session: BrokerSession) -> None:
         await session.until(comes, "the other one comes after its delay of 1 s")
 
 
+@own(
+    "mq9.lease.force",
+    "F4",
+    "force_deliver: true sets the position of a group anew, by deliver. from_id includes the message with that id. "
+    "Leases (F6) and claims (F9) of the group end.",
+)
+async def force_ends_leases(session: BrokerSession) -> None:
+    mailbox = await session.mailbox(b"a", b"b")
+    await session.fetch(mailbox, "g", config=LEASE)
+    got = await session.fetch(mailbox, "g", deliver="from_id", from_id=1, force_deliver=True)
+    equal("messages with force_deliver", payloads(got), [b"b"])
+    other = await session.connect()
+    await session.fetch(mailbox, "h", client=other)
+    got = await session.fetch(mailbox, "h", force_deliver=True)
+    equal("what another connection had claimed", payloads(got), [b"a", b"b"])
+
+
 @own("mq9.lease.extend", "F6", "MSG.EXTEND.{addr} makes leases longer.")
 async def extend(session: BrokerSession) -> None:
     mailbox = await session.mailbox(b"long", b"short")

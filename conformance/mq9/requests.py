@@ -260,6 +260,26 @@ async def bodies_that_are_no_objects(session: BrokerSession) -> None:
 
 
 @own(
+    "mq9.request.bounds",
+    "N3",
+    "These bounds hold for every request. What is above one of them is refused, not cut.",
+)
+async def bounds_of_requests(session: BrokerSession) -> None:
+    mailbox = await session.mailbox(b"kept")
+    ack = {"group_name": "g", "msg_ids": list(range(10_001))}
+    for verb, body, headers in (
+        ("SEND", b"65 headers", {f"h{number}": "x" for number in range(65)}),
+        ("SEND", b"16 KiB of headers", {"big": "x" * 16 * 1024}),
+        ("QUERY", b'{"key": "' + b"x" * 1024 * 1024 + b'"}', None),
+        ("QUERY", b'{"a": ' + b"[" * 1025 + b"]" * 1025 + b"}", None),
+        ("QUERY", {"tags": [str(number) for number in range(65)]}, None),
+        ("ACK", ack, None),
+    ):
+        await session.refused(f"MSG.{verb}.{mailbox}", body, headers)
+    equal("messages after it", payloads(await session.query(mailbox)), [b"kept"])
+
+
+@own(
     "mq9.request.absent",
     "N4",
     'null and "" mean absent. An empty body means {}. A whole number may also be written as a float or as text.',

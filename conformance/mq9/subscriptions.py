@@ -252,6 +252,45 @@ async def words_of_the_editions(session: BrokerSession) -> None:
 
 
 @own(
+    "mq9.push.older-headers",
+    "E3",
+    "Headers without the prefix mq9- (dedup_id, send_at, expire_at, tags, persist) count only on MAILBOX.MSG and INBOX "
+    "… If the prefixed header is there too, it wins. tags is written a,b or [a, b].",
+)
+async def headers_without_prefix(session: BrokerSession) -> None:
+    mailbox, end = await session.mailbox(), int(time.time()) + 600
+    older = {"dedup_id": "d", "expire_at": str(end), "tags": "[a, b]"}
+    await session.ask(f"MAILBOX.MSG.{mailbox}.high", b"0", older)
+    equal("msg_id of a repeat", (await session.ask(f"MAILBOX.MSG.{mailbox}.high", b"0", older))["msg_id"], 0)
+    await session.ask(f"MAILBOX.MSG.{mailbox}", b"1", {"dedup_id": "d", "mq9-dedup-id": "prefixed", "tags": "a,b"})
+    await session.send(mailbox, b"2", {"dedup_id": "d", "expire_at": "soon"})
+    messages = await listed(session, mailbox)
+    equal("payloads", payloads(messages), [b"0", b"1", b"2"])
+    equal("tags", [message.get("tags") for message in messages], [["a", "b"], ["a", "b"], None])
+    equal("dedup_id", [message.get("dedup_id") for message in messages], ["d", "prefixed", None])
+    equal("expire_at", [message.get("expire_at") for message in messages], [end, None, None])
+    equal("headers of the last", messages[2].get("headers"), {"dedup_id": "d", "expire_at": "soon"})
+    expect(all(message.get("ts") == message["create_time"] for message in messages), "ts is not create_time")
+    error = await session.refused(f"MAILBOX.MSG.{mailbox}", b"", {"send_at": str(end * 1000)})
+    expect(error.startswith("send_at: "), f"the error does not name the header: {error}")
+
+
+@own(
+    "mq9.push.persist",
+    "E9",
+    "With persist: true it is kept for its mq9-ttl, or for 1 h, and replayed to later subscribers.",
+)
+async def kept_broadcasts_come_first(session: BrokerSession) -> None:
+    subject = f"BROADCAST.{await new_domain(session)}.e"
+    await session.ask(subject, b'{"persist": true, "n": 0}', {"mq9-ttl": "60"})
+    await session.ask(subject, b"1", {"mq9-ttl": "60", "persist": "true"})
+    reader = await session.subscribe(subject)
+    await session.ask(subject, b"2")
+    equal("messages", await session.bodies(reader, 3), [b'{"persist": true, "n": 0}', b"1", b"2"])
+    await session.silent(reader)
+
+
+@own(
     "mq9.push.lane-words",
     "E2",
     "A CREATE that has public or type does not accept a name with a lane word at its end. The current CREATE does.",
@@ -308,6 +347,27 @@ async def receipts(session: BrokerSession) -> None:
     equal("receipt of a broadcast", (await session.ask(f"BROADCAST.{domain}.e", b"x")).get("msg_id"), -1)
     kept = {"persist": "true", "mq9-ttl": "1"}
     expect((await session.ask(f"BROADCAST.{domain}.e", b"x", kept))["msg_id"] >= 0, "no msg_id for a kept broadcast")
+
+
+@own(
+    "mq9.push.echo",
+    "E6",
+    "What a client sent itself comes too … A subscription to a mailbox that ends stays silent, also when the address "
+    "is created again: subscribe anew.",
+)
+async def subscription_to_what_ends(session: BrokerSession) -> None:
+    mailbox = await session.mailbox(ttl=1)
+    reader = await session.subscribe(f"MAILBOX.MSG.{mailbox}.*", client=await session.connect(no_echo=True))
+
+    async def made_anew() -> bool:
+        return not (await session.request("MAILBOX.CREATE", {"name": mailbox, "ttl": 60}))["error"]
+
+    await session.until(made_anew, "the address can be created again")
+    client = await session.connect(no_echo=True)
+    anew = await session.subscribe(f"MAILBOX.MSG.{mailbox}.*", client=client)
+    await session.send(mailbox, b"mail", client=client)
+    equal("messages of a new subscription, to its own client", await session.bodies(anew, 1), [b"mail"])
+    await session.silent(reader)
 
 
 @own(

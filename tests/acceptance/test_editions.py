@@ -7,8 +7,6 @@ import nats
 import pytest
 
 from tests.harness.service import Service, Services
-from tests.harness.waiting import until
-from tests.harness.wire import flushed
 
 INBOX = "$mq9.AI.INBOX.m001."
 SENT: tuple[tuple[str, dict[str, str] | None, bytes], ...] = (
@@ -50,34 +48,6 @@ async def test_a_restart_removes_volatile_mailboxes_only(services: Services):
     assert left["unread"] == 4
     assert (await ask(service, INBOX + "notify", b"new"))["msg_id"] == len(SENT) - 1
     assert service.complaints() == []
-
-
-@pytest.mark.rule("E4", "E6", "E7")
-async def test_what_a_subscription_got_and_confirmed_is_not_unread(service: Service):
-    made = await ask(service, "$mq9.AI.MAILBOX.CREATE", b'{"type": "standard", "name": "m001"}')
-    token = json.dumps({"token": made["token"]}).encode()
-    for number in range(3):
-        await ask(service, INBOX + "normal", b"%d" % number)
-    await ask(service, INBOX + "urgent", b"3")
-    client = await nats.connect(service.nats_url)
-    try:
-        subscription = await client.subscribe(INBOX + "*")
-        assert [(await subscription.next_msg(timeout=30)).data for _ in range(4)] == [b"3", b"0", b"1", b"2"]
-
-        async def unread() -> int:
-            return int((await ask(service, "$mq9.AI.MAILBOX.QUERY.m001", token))["unread"])
-
-        async def none_is() -> bool:
-            return await unread() == 0
-
-        await until(none_is, what="all is confirmed")
-        await subscription.unsubscribe()
-        await flushed(client)
-        await ask(service, INBOX + "normal", b"4")
-        left = await ask(service, "$mq9.AI.MAILBOX.QUERY.m001", token)
-        assert (left["unread"], left["messages"]) == (1, [4])
-    finally:
-        await client.close()
 
 
 @pytest.mark.rule("E9", "E10", "A8")
