@@ -18,7 +18,7 @@ from mediator.cli import build_app
 from mediator.cli.client import NatsOptions
 from mediator.endpoint import Endpoint
 from mediator.parts import installed_settings
-from mediator.settings.sections import OperatorToken, TenantSettings, UserSettings
+from mediator.settings.sections import CopySettings, OperatorToken, TenantSettings, UserSettings
 from mediator.settings.sources import CONFIG_VARIABLE, options, variable_name
 
 _HEAD = f"""\
@@ -64,6 +64,8 @@ def configuration() -> str:
             sections += [_option((*path, *inner), inside) for inner, inside in options(table)]
     sections.append(f"## operators.tokens\n\n{_sentence(OperatorToken)} Each entry of the list has:\n")
     sections += [_plain(path, field) for path, field in options(OperatorToken)]
+    sections.append(f"## copies\n\n{_sentence(CopySettings)} Each entry of the list has:\n")
+    sections += [_plain(("copies", *path), field) for path, field in options(CopySettings)]
     sections.append(f"## tenants.NAME\n\n{_sentence(TenantSettings)}\n")
     sections += [
         _plain(("tenants", "NAME", *path), field) for path, field in options(TenantSettings) if _table_of(field) is None

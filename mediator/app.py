@@ -53,6 +53,7 @@ from mediator.operate.audit import AuditLog
 from mediator.operate.backlog import BacklogMeter, BacklogSeries
 from mediator.operate.cleanup_command import all_steps
 from mediator.operate.control import ControlServer
+from mediator.operate.copy_operations import CopyOperations, CopySeries
 from mediator.operate.diagnosis import Finding
 from mediator.operate.findings import TICK_SECONDS, RecentRefusals
 from mediator.operate.forgetting import ForgetOperations, Forgetting
@@ -173,8 +174,8 @@ async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
             console=Console(operations, access),
             surroundings=Surroundings(broker, metrics, settings.certificates),
         )
-        host.add_doctor_check(partial(_examine_journal, journal))
-        _add_backlog_metrics(host, backlog)
+        _observe_mailboxes(host, journal, backlog)
+        await _open_copy_rules(host)
         for part in parts:
             await stack.enter_async_context(part.open(host))
 
@@ -327,13 +328,23 @@ async def _open_tenants(host: Host, managed: ManagedTenants | None) -> AsyncIter
         await updater.close()
 
 
+async def _open_copy_rules(host: Host) -> None:
+    """Copy mail by the rules of the settings and of the database, and let operators change those."""
+    copies = CopyOperations(host.broker, host.tenants.names)
+    await copies.configure(host.settings.copy_rules)
+    host.operations.add_methods(copies)
+    host.add_doctor_check(copies.examine)
+    host.metrics.registry.register(CopySeries(host.broker.copy_rules))
+
+
 def _make_access(settings: Settings, directory: TenantDirectory, ended: EndedSessions) -> Access:
     callers = HttpCallers.of_service(settings, directory)
     return Access(settings, CookieSealer(callers.session_key), callers, ended)
 
 
-def _add_backlog_metrics(host: Host, backlog: BacklogMeter) -> None:
-    """Expose what waits, and metrics by tenant where that is asked for."""
+def _observe_mailboxes(host: Host, journal: JournalWriter, backlog: BacklogMeter) -> None:
+    """Expose what waits, what is missing, and metrics by tenant where that is asked for."""
+    host.add_doctor_check(partial(_examine_journal, journal))
     names: Collection[str] = ()
     if max_tenants := host.settings.metrics_per_tenant:
         counts = TenantMetrics(host.metrics.registry, max_tenants, host.tenants.names)

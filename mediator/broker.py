@@ -20,6 +20,7 @@ from mediator.errors import BusyError, MediatorError
 from mediator.mailboxes import board, broadcasting, creating, fetching, querying, sending, settling
 from mediator.mailboxes.address import PUBLIC
 from mediator.mailboxes.bounds import Bounds
+from mediator.mailboxes.copy_rule import CopyRuleCache
 from mediator.mailboxes.fetching import Fetch, Fetched
 from mediator.mailboxes.mailbox import Kind, Mailbox, MailboxKey
 from mediator.mailboxes.message import Usage
@@ -350,6 +351,11 @@ class Broker:
             return str(error)
         # Other requests may have met damaged pages that this check does not read.
         return self._store.damage
+
+    @property
+    def copy_rules(self) -> CopyRuleCache:
+        """The rules by which mail is copied, as this instance last read them, and what they did (C1)."""
+        return self._store.copy_rules
 
     @property
     def disk_full(self) -> bool:

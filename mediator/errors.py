@@ -165,6 +165,13 @@ class ArchiveBacklogFullError(MediatorError, code="archive_backlog_full", status
         super().__init__(f"archive_backlog_full: {limit} messages wait for the archive")
 
 
+class CopyRefusedError(MediatorError, code="copy_refused", status=503, retry=True, problem="e.p.me.res.storage"):
+    """A rule copies the message to a mailbox that does not take the copy, and says to refuse both (C3)."""
+
+    def __init__(self, rule: str, why: str) -> None:
+        super().__init__(f"copy_refused: rule {rule} cannot copy this message: {why}")
+
+
 class TenantRefusedError(MediatorError, code="tenant_refused", status=403):
     """The caller belongs to no tenant, and there is more than one (A6)."""
 

@@ -12,7 +12,7 @@ from pathlib import Path
 TESTS = Path(__file__).parent
 PROTOCOL = TESTS.parent / "docs" / "protocol.md"
 
-SECTIONS = "ANMSFKQGED"
+SECTIONS = "ANMSFKQCGED"
 
 Use = tuple[str, str]
 """A rule, and where a marker names it."""

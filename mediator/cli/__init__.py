@@ -33,6 +33,7 @@ COMMANDS = {
 GROUPS = {
     "mailboxes.app": "mailbox",
     "mailboxes.dead_app": "dead",
+    "copies.app": "copy",
     "tenants.app": "tenant",
     "service.operators_app": "operators",
     "contexts.app": "context",

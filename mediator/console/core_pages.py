@@ -20,6 +20,7 @@ from mediator.console.pages import Page, Shown, Visit
 from mediator.console.streams import Broadcast, event
 from mediator.console.tables import HOME, Table, TableRequest, heading, next_step
 from mediator.errors import BadRequestError, MediatorError
+from mediator.mailboxes.message import Door
 from mediator.operate.activity import HOUR, LANE_WORDS, RANGES, Activity
 from mediator.operate.activity_history import Sample
 from mediator.operate.admin_api import PREFIX
@@ -28,6 +29,7 @@ from mediator.operate.operations import Actor, Answer, Right
 from mediator.operate.records import (
     AuditEntry,
     Column,
+    CopyRuleView,
     Kind,
     TenantTokenView,
     TenantUse,
@@ -222,6 +224,10 @@ _TENANTS: Final = [
 _QUOTA_TITLES: Final = [*((column.field, heading(column)) for column in QUOTAS), ("burst", "Burst (messages at once)")]
 GRACES: Final = ((0, "not at all"), (3_600_000, "1 hour"), (86_400_000, "1 day"), (604_800_000, "7 days"))
 """Milliseconds for which former secrets may stay valid, and how that reads."""
+COPY_COLUMNS: Final = CopyRuleView.columns(
+    "name", "tenant", "address", "tags", "priorities", "doors", "to_address", "headers_only", "when_full",
+    "ttl_seconds", "origin", "matched", "copied", "dropped", "refused", "state",
+)  # fmt: skip
 AUDIT_FIELDS: Final = ("actor", "operation", "since", "until", "result")
 PLOTTED: Final = 3
 """Kinds that have a line of their own in the plot; the rest has one together."""
@@ -262,6 +268,20 @@ TENANT_PAGES: Final = (
     Page("/tenants", "Tenants", _list_tenants, group="Service", guide="howto/tenants"),
     Page("/tenants/{tenant}", "Tenant", _show_tenant, template="tenant.html", guide="howto/tenants"),
 )
+
+
+async def _list_copies(visit: Visit) -> Shown:
+    found = await visit.run("copy-rule-list", tenant=visit.text("tenant"))
+    caption = "Rules by which mail is copied, and what they did at this instance"
+    return {
+        "tenant": visit.text("tenant"),
+        "rules": visit.table("rules", caption, COPY_COLUMNS, found["rules"], empty="No mail is copied."),
+        "lanes": LANE_WORDS,
+        "doors": [*Door],
+    }
+
+
+COPY_PAGES: Final = (Page("/copies", "Copies", _list_copies, group="Mail", guide="howto/copy-mail"),)
 
 
 async def _show_audit(visit: Visit) -> Shown:
@@ -405,7 +425,7 @@ def add_core_pages(console: Console, activity: Activity, broker: Broker) -> Call
     """Add the pages of the core; return what writes the page of the sign-in."""
     overview, mailboxes = Overview(console, activity), MailboxPages(console, broker)
     api = Page("/api", "Admin API", _show_api, "Service", guide="howto/operators")
-    pages = (*overview.pages(), *mailboxes.pages(), *TENANT_PAGES, *AUDIT_PAGES, *SETTINGS_PAGES)
+    pages = (*overview.pages(), *mailboxes.pages(), *COPY_PAGES, *TENANT_PAGES, *AUDIT_PAGES, *SETTINGS_PAGES)
     pages = (*pages, *CLEANUP_PAGES, *CHECKS_PAGES, api)
     console.add_pages("console", Path(__file__).with_name("templates"), *pages)
 

@@ -7,7 +7,7 @@ from mediator.errors import MessageTooLargeError
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.events import Event, EventType
 from mediator.mailboxes.mailbox import Kind, Mailbox, NewMailbox
-from mediator.mailboxes.message import Draft, Handle
+from mediator.mailboxes.message import Door, Draft, Handle
 from mediator.mailboxes.quotas import Quotas
 from mediator.mailboxes.sending import Send, send
 from mediator.mailboxes.showing import remove
@@ -44,7 +44,7 @@ def keep(tx: Transaction, bounds: Bounds, quotas: Quotas, tenant: str, subject: 
     draft = replace(draft, key=subject, ttl=LIFE if draft.ttl is None and draft.expire_at is None else draft.ttl)
     if draft.size > MAX_KEPT_BYTES:
         raise MessageTooLargeError(draft.size, MAX_KEPT_BYTES)
-    msg_id = send(tx, bounds, quotas, Send(tenant, HIDDEN, draft), now)
+    msg_id = send(tx, bounds, quotas, Send(tenant, HIDDEN, draft, Door.BROADCAST), now)
     _make_room(tx, kept, now)
     return msg_id
 

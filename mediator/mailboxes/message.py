@@ -5,6 +5,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import NamedTuple
 
 from mediator.mailboxes.lanes import Lane
@@ -13,6 +14,16 @@ ITEM_COST = 384
 """Bytes of names and numbers around one message in a reply, at most."""
 HIDDEN_ID = -1
 """The msg_id that SEND answers while a message is delayed (S4)."""
+
+
+class Door(StrEnum):
+    """The way in by which a message came."""
+
+    NATS = "nats"
+    DIDCOMM = "didcomm"
+    BROADCAST = "broadcast"
+    OPERATOR = "operator"
+    """The console, the admin API or a command."""
 
 
 @dataclass(slots=True)
@@ -94,6 +105,8 @@ class Message:
     recipient: str | None = None
     volatile: str | None = None
     """As its draft has it."""
+    copy_rules: tuple[str, ...] = ()
+    """While it is delayed: the names of the rules that copy it once it is visible (C5)."""
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from mediator.mailboxes.creating import get_live_mailbox, get_sendable_mailbox
 from mediator.mailboxes.events import Event, EventType, message_events
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Kind, Mailbox
-from mediator.mailboxes.message import HIDDEN_ID, Draft, Handle
+from mediator.mailboxes.message import HIDDEN_ID, Door, Draft, Handle
 from mediator.mailboxes.querying import delete_all
 from mediator.mailboxes.quotas import Quotas
 from mediator.mailboxes.rows import StoredMessage
@@ -61,7 +61,8 @@ def transfer(
     """Send messages to another mailbox as their senders would, under its quotas, and remove them here in the same step.
 
     Each gets a new msg_id and keeps its lane, key, tags, headers and the moment it expires. Its dedup id stays behind,
-    so that a sender who repeats it is still answered here (S3). No message of the other mailbox is ever replaced.
+    so that a sender who repeats it is still answered here (S3). No message of the other mailbox is ever replaced. It is
+    no new mail: no rule copies it (C4).
     """
     source = get_live_mailbox(tx, request.tenant, writable_address(request.address), now)
     target = get_sendable_mailbox(tx, request.tenant, writable_address(request.to, "to_address"), now)
@@ -76,7 +77,7 @@ def transfer(
     for message in messages:
         try:
             _require_free_key(tx, target, message, now)
-            send(tx, bounds, quotas, Send(request.tenant, request.to, _draft_of(message)), now, hooks)
+            send(tx, bounds, quotas, Send(request.tenant, request.to, _draft_of(message), None), now, hooks)
         except UnavailableError:
             raise
         except MediatorError as error:
@@ -187,6 +188,6 @@ def resend(
         raise NoSuchMessageError
     [message] = tx.messages.pick(mailbox, [request.msg_id], 1, now)
     draft = _draft_of(message, request.payload, request.lane)
-    new_id = send(tx, bounds, quotas, Send(request.tenant, request.address, draft), now, hooks)
+    new_id = send(tx, bounds, quotas, Send(request.tenant, request.address, draft, Door.OPERATOR), now, hooks)
     drop(tx, dead, now)
     return new_id

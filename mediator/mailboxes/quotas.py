@@ -88,7 +88,12 @@ class Quotas:
                 told(mailbox.tenant)
             raise
 
-    def _admit(self, tx: Transaction, mailbox: Mailbox, size: int, now: int) -> None:
+    def admit_copy(self, tx: Transaction, mailbox: Mailbox, size: int, now: int) -> None:
+        """Do as :meth:`admit` for a copy by rule: nobody sent it, so no rate bounds it, and nobody is told (C3)."""
+        if not self._off:
+            self._admit(tx, mailbox, size, now, rated=False)
+
+    def _admit(self, tx: Transaction, mailbox: Mailbox, size: int, now: int, *, rated: bool = True) -> None:
         quota = self._mailbox
         if quota.messages or quota.bytes:
             waiting = tx.delays.usage(mailbox, now)
@@ -97,11 +102,11 @@ class Quotas:
             _hold("bytes in the mailbox", quota.bytes, mailbox.bytes + waiting.bytes, size)
         tenant = self.of(mailbox.tenant)
         use = self._use(tx, mailbox.tenant, tenant, size, now)
-        rates = [
+        rates = rated and [
             self._rate("messages a second to the mailbox", quota, mailbox.no, now),
             self._rate("messages a second in the tenant", tenant, mailbox.tenant, now),
         ]
-        for bucket in rates:
+        for bucket in rates or ():
             if bucket is not None:
                 bucket.tokens -= 1000
                 bucket.spent += 1

@@ -74,7 +74,7 @@ class StoredMessage(NamedTuple):
     @property
     def headers(self) -> Mapping[str, str]:
         """The sender's own headers."""
-        return {} if self.extra is None else orjson.loads(self.extra).get("h", {})
+        return {} if self.extra is None else headers(self.extra)
 
     @property
     def dedup_id(self) -> str | None:
@@ -186,6 +186,7 @@ def delayed(row: Row) -> Delayed:
         rare.get("r"),
         recipient,
         volatile,
+        tuple(rare.get("c", ())),
     )
     return Delayed(seq, mailbox_no, due_at, bool(archive), message)
 
@@ -193,8 +194,10 @@ def delayed(row: Row) -> Delayed:
 def extra(sent: Message) -> bytes | None:
     """Write what few messages have; most have nothing of it."""
     if not sent.headers and sent.reply_to is None and sent.dedup_id is None and sent.sent_at == sent.created_at:
-        return None
+        return orjson.dumps({"c": sent.copy_rules}) if sent.copy_rules else None
     rare: dict[str, Any] = {}
+    if sent.copy_rules:
+        rare["c"] = sent.copy_rules
     if sent.headers:
         rare["h"] = dict(sent.headers)
     if sent.reply_to is not None:
@@ -204,6 +207,12 @@ def extra(sent: Message) -> bytes | None:
     if sent.sent_at != sent.created_at:
         rare["s"] = sent.sent_at
     return orjson.dumps(rare)
+
+
+def headers(extra: bytes) -> Mapping[str, str]:
+    """Read the sender's own headers of what few messages have."""
+    found: Mapping[str, str] = orjson.loads(extra).get("h", {})
+    return found
 
 
 def particulars(sent: Message) -> Row:

@@ -1,15 +1,16 @@
-"""MSG.SEND, and the release of what was delayed (S1–S7)."""
+"""MSG.SEND, and the release of what was delayed (S1–S7), each with the copies that rules make of it (C2)."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from mediator.errors import ArchiveBacklogFullError, BadRequestError, MessageTooLargeError
+from mediator.mailboxes import copying
 from mediator.mailboxes.bounds import DEDUP_SPAN, Bounds
 from mediator.mailboxes.creating import get_sendable_mailbox
 from mediator.mailboxes.events import Event, EventType
 from mediator.mailboxes.mailbox import Kind, Mailbox
-from mediator.mailboxes.message import HIDDEN_ID, Delayed, Draft, Message
+from mediator.mailboxes.message import HIDDEN_ID, Delayed, Door, Draft, Message
 from mediator.mailboxes.quotas import Quotas
 from mediator.mailboxes.showing import show
 from mediator.mailboxes.transaction import Transaction
@@ -25,6 +26,8 @@ class Send:
     tenant: str
     address: str
     draft: Draft
+    door: Door | None = Door.NATS
+    """By which it comes; None: it is no new mail, and no rule copies it (C4)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,7 @@ def send(
     archive = draft.archive or mailbox.archive
     if archive and tx.outbox.backlog() >= bounds.archive_limit:
         raise ArchiveBacklogFullError(bounds.archive_limit)
-    # Last of the checks, since it counts the message in.
+    # Last of the checks but those of copies, since it counts the message in.
     quotas.admit(tx, mailbox, size, now)
     message = Message(
         msg_id=HIDDEN_ID,
@@ -84,9 +87,14 @@ def send(
         recipient=draft.recipient,
         volatile=draft.volatile,
     )
+    rules = tx.copy_rules.of(mailbox.tenant)
+    copies = copying.plan(tx, bounds, quotas, rules, mailbox, message, request.door, now) if rules else ()
     if due_at is None:
         show(tx, mailbox, message, archive, now, EventType.STORED)
+        for copy in copies:
+            copying.store(tx, copy, now)
     else:
+        message.copy_rules = tuple(copy.rule.name for copy in copies)
         tx.delays.add(Delayed(0, mailbox.no, due_at, archive, message))
         tx.session.due = due_at if tx.session.due is None else min(tx.session.due, due_at)
         tx.events.append(Event(EventType.DELAYED, now, mailbox.tenant, mailbox.no, draft.lane, HIDDEN_ID, size, now))
@@ -143,7 +151,10 @@ def release(tx: Transaction, now: int, limit: int, *, trusted: bool = True) -> R
             expired = EventType.EXPIRED, now, mailbox.tenant, mailbox.no
             tx.events.append(Event(*expired, message.lane, HIDDEN_ID, message.size, message.sent_at))
             continue
+        copied_by, message.copy_rules = message.copy_rules, ()
         show(tx, mailbox, message, delayed.archive, now, EventType.RELEASED)
+        if copied_by:
+            copying.store_released(tx, mailbox, message, copied_by, now)
         # A dedup id that expired may name a newer message by now.
         if message.dedup_id is not None and now < message.sent_at + DEDUP_SPAN:
             tx.dedup_ids.settle(mailbox, message.dedup_id, message.msg_id)

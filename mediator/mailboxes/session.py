@@ -11,6 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from mediator.mailboxes import rows
 from mediator.mailboxes.address import SendOnlyAddresses
 from mediator.mailboxes.claims import Claims
+from mediator.mailboxes.copy_rule import CopyRuleCache
 from mediator.mailboxes.events import Event
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Mailbox, MailboxKey
@@ -244,16 +245,22 @@ class Session:
         claims: Claims | None = None,
         *,
         unleased: set[int] | None = None,
+        copy_rules: CopyRuleCache | None = None,
+        copy_revision: int | None = None,
         full: bool = False,
     ) -> None:
         """``claims``: None where nothing is handed out. ``full``: the disk has no room for more.
 
-        ``unleased``: what former transactions found, where no other process could have changed it.
+        ``unleased``: what former transactions found, where no other process could have changed it. ``copy_rules``: the
+        rules by which mail is copied, as of their last reading; ``copy_revision``: the revision that holds now, None
+        where that is not known.
         """
         self.dialect = dialect
         self.mailboxes = mailboxes
         self.positions = positions
         self.claims = Claims() if claims is None else claims
+        self.copy_rules = CopyRuleCache() if copy_rules is None else copy_rules
+        self.copy_revision = copy_revision
         self.claims.undo.clear()
         self.full = full
         self.touched: dict[int, KeptMailbox] = {}

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from mediator.errors import StorageFullError
 from mediator.mailboxes.session import Session, table
+from mediator.mailboxes.tables.copy_rules import CopyRules
 from mediator.mailboxes.tables.groups import Groups, Leases
 from mediator.mailboxes.tables.mailboxes import Mailboxes
 from mediator.mailboxes.tables.messages import Messages, Pushed
@@ -38,6 +39,7 @@ class Transaction:
     pushed = table(Pushed)
     outbox = table(Outbox)
     tail = table(Tail)
+    copy_rules = table(CopyRules)
 
     def __init__(self, session: Session) -> None:
         self.session = session

@@ -40,6 +40,7 @@ from mediator.mailboxes.bounds import (
     MAX_WAIT,
     MIN_ACK_WAIT,
 )
+from mediator.mailboxes.copy_rule import COPY_HEADERS
 from mediator.mailboxes.creating import Create, Created, Update
 from mediator.mailboxes.fetching import Deliver, Fetch
 from mediator.mailboxes.lanes import SHOWN, parse_lane
@@ -347,6 +348,8 @@ def read_draft(payload: bytes, headers: Mapping[str, str] | None) -> Draft:
         if known in SEND_HEADERS:
             if value:
                 ours[known] = value
+        elif known in COPY_HEADERS:
+            raise BadRequestError(known, "expected none: the service alone writes it, on copies that a rule makes")
         elif known != "nats-request-info":
             own[name] = value
     if own:

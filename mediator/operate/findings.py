@@ -44,6 +44,7 @@ _REFUSALS: Final[Mapping[str, tuple[str, str]]] = {
     "too_many_groups": ("Reuse group names; a group lives as long as its mailbox.", "/mailboxes"),
     "too_many_delayed": ("A group gave back too many messages with a delay: have it read them.", "/mailboxes"),
     "archive_backlog_full": ("Run `mediator pipeline archive`, or raise archive_limit.", "/pipeline"),
+    "copy_refused": ("Read or remove copies, raise the quota, or end the rule: `mediator copy list`.", "/copies"),
     "storage_full": ("Free space on the disk. FETCH, ACK and DELETE still work.", "/cleanup"),
     "store_damaged": ("`mediator doctor` says which tables are damaged, docs/operations.md how to go on.", "/checks"),
     "unavailable": ("Look at the disk, or at PostgreSQL and the network to it.", ""),

@@ -7,10 +7,11 @@ from getpass import getuser
 from mediator.broker import Broker
 from mediator.cleanup.collector import CleanupStep
 from mediator.errors import BadRequestError
-from mediator.mailboxes import collecting, creating
+from mediator.mailboxes import collecting, copying, creating
 from mediator.mailboxes.address import PUBLIC, is_send_only, writable_address
 from mediator.mailboxes.events import EventType
 from mediator.mailboxes.mailbox import Mailbox
+from mediator.mailboxes.message import HIDDEN_ID
 from mediator.mailboxes.showing import remove
 from mediator.operate.audit import AuditLog
 from mediator.operate.mailbox_operations import read_place
@@ -96,6 +97,7 @@ class Forgetting:
                     even_when_full=True,
                 )
                 removed["archive_copies"] += copies
+            removed["copies"] += await self._forget_copies(tenant, address)
         finally:
             await broker.write(lambda tx, _now: tx.session.dialect.overwrite_removed(False), even_when_full=True)
         scrubbed = await broker.scrub(rewrite=alone and broker.alone)
@@ -109,6 +111,7 @@ class Forgetting:
         removed: Counter[str] = Counter()
         mailbox = tx.mailboxes.find(tenant, address)
         number = None if mailbox is None else mailbox.no
+        removed["copy_rules"] += copying.forget_rules(tx, tenant, address)
         for forget_address in self._of_parts:
             removed.update(forget_address(tx, tenant, address, now))
         # A part may have ended the mailbox.
@@ -140,6 +143,26 @@ class Forgetting:
     def _forget(self, tx: Transaction, mailbox: Mailbox) -> None:
         for step in self._steps:
             step.forget_mailbox(tx, mailbox)
+
+    async def _forget_copies(self, tenant: str, address: str) -> int:
+        """Remove the copies that rules made of the mailbox's messages, wherever in the tenant they are now (C6)."""
+        broker, count, last = self._broker, 0, ""
+        while addresses := await broker.read(
+            lambda tx, now: [(each.address, each.no) for each in tx.mailboxes.list(tenant, last, _SLICE, now)]  # noqa: B023
+        ):
+            for last, number in addresses:  # noqa: B007
+                after: int | None = HIDDEN_ID
+                while after is not None:
+                    start = after
+                    found, after = await broker.read(
+                        lambda tx, _now: copying.find_copies(tx, number, address, start)  # noqa: B023
+                    )
+                    if found:
+                        count += await broker.write_background(
+                            lambda tx, now: copying.forget_copies(tx, number, found, now),  # noqa: B023
+                            even_when_full=True,
+                        )
+        return count
 
     async def _collect_retired(self) -> None:
         """Remove what is left of mailboxes that ended before, among them perhaps earlier ones of this address."""

@@ -14,7 +14,7 @@ from mediator.mailboxes.creating import get_live_mailbox
 from mediator.mailboxes.group import MAX_DELAYED as MAX_GIVEN_BACK
 from mediator.mailboxes.group import MAX_LEASED
 from mediator.mailboxes.lanes import LANES, parse_lane
-from mediator.mailboxes.message import DelayedRow, Draft, Filter
+from mediator.mailboxes.message import DelayedRow, Door, Draft, Filter
 from mediator.mailboxes.moving import Resend, Transfer, Transferred
 from mediator.mailboxes.querying import Query, query
 from mediator.mailboxes.rows import StoredMessage
@@ -192,7 +192,8 @@ class MessageOperations:
             raise BadRequestError("payload", f"expected at most {MAX_TEST} bytes")
         delay = request.get("delay")
         draft = Draft(text, parse_lane(request.get("lane", ""), "lane"), delay=delay * 1000 if delay else None)
-        return {"mail_address": address, "msg_id": await self._broker.send(Send(tenant, address, draft))}
+        msg_id = await self._broker.send(Send(tenant, address, draft, Door.OPERATOR))
+        return {"mail_address": address, "msg_id": msg_id}
 
     @operation(
         "message-delete",

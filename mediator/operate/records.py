@@ -465,6 +465,45 @@ class DeadMessage(Record):
     ]
 
 
+# Rules by which mail is copied.
+
+COPY_WORDS: Final[Mapping[str, str]] = {
+    "address": "Mail to this address, or to those that begin so in whole parts, `billing.>`; `>` is all. A kept"
+    " broadcast is matched by its subject.",
+    "tags": "Mail with all of these tags; none: with any.",
+    "priorities": "Mail of one of these priorities; none: of any.",
+    "doors": "Mail that came by one of these doors; none: by any.",
+    "headers_only": "Whether copies have no payload.",
+    "when_full": "Where the other mailbox has no room or is gone: `refuse` the message, or `drop` the copy.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRuleView(Record):
+    """A rule by which mail is copied, and what it did at this instance since that started."""
+
+    tenant: str
+    name: Annotated[str, Column("rule")]
+    address: Annotated[Address, Column("mail to"), described(COPY_WORDS["address"])]
+    tags: Annotated[Sequence[str], Column("tags"), described(COPY_WORDS["tags"])]
+    priorities: Annotated[Sequence[str], described(COPY_WORDS["priorities"])]
+    doors: Annotated[Sequence[str], described(COPY_WORDS["doors"])]
+    to_address: Annotated[Address, Column("is copied to")]
+    headers_only: Annotated[bool, described(COPY_WORDS["headers_only"])]
+    when_full: Annotated[str, Column("when full"), described(COPY_WORDS["when_full"])]
+    ttl_seconds: Annotated[
+        int | None, Column("kept for s", absent="ever"), described("How long a copy is kept; null: for ever.")
+    ]
+    origin: Annotated[str, Column("source"), described("`settings` or `database`.")]
+    state: Annotated[
+        str, Column(kind=Kind.STATE), described("`ok`, or why the other mailbox takes no copies at present.")
+    ]
+    matched: Annotated[int, described("Messages that it matched.")]
+    copied: int
+    dropped: Annotated[int, Column(alarm=True), described("Messages that were stored without the copy.")]
+    refused: Annotated[int, Column(alarm=True), described("Messages that were refused.")]
+
+
 # NATS clients.
 
 

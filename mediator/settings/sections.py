@@ -8,7 +8,12 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
+from mediator.errors import BadRequestError
+from mediator.mailboxes.address import DEFAULT_TENANT
+from mediator.mailboxes.copy_rule import EVERY, CopyRule, WhenFull
+from mediator.mailboxes.copy_rule import check as check_rule
 from mediator.mailboxes.lanes import Lane
+from mediator.mailboxes.message import Door
 from mediator.settings.types import MAX_TTL, Address, Section, Whole
 
 _API_TOKEN = re.compile(r"[!-~]{16,256}")
@@ -303,6 +308,55 @@ def _api_token(value: SecretStr) -> SecretStr:
     if not _API_TOKEN.fullmatch(value.get_secret_value()):
         raise ValueError("expected 16 to 256 printable characters without spaces")
     return value
+
+
+class CopySettings(Section):
+    """A rule by which mail is copied to another mailbox of its tenant, which is created if it is missing."""
+
+    name: str = Field(description="What the rule is called: lowercase letters, digits, `_` and `-`.")
+    tenant: str = Field(default=DEFAULT_TENANT, description="Whose mail is copied.")
+    address: str = Field(
+        default=EVERY,
+        description="Mail to this address, or to those that begin so in whole parts, `billing.>`; `>` is all. A kept "
+        "broadcast is matched by its subject.",
+    )
+    tags: list[str] = Field(default_factory=list, description="Mail with all of these tags; none: with any.")
+    priorities: list[Literal["critical", "urgent", "normal", "low"]] = Field(
+        default_factory=list, description="Mail of one of these priorities; none: of any."
+    )
+    doors: list[Door] = Field(
+        default_factory=list,
+        description="Mail that came by one of these doors, nats, didcomm, broadcast or operator; none: by any.",
+    )
+    to_address: str = Field(
+        description="The mailbox that gets the copies. Every client of the tenant who knows the address reads them: "
+        "choose one that cannot be guessed where that matters."
+    )
+    headers_only: bool = Field(default=False, description="Whether copies have no payload.")
+    when_full: WhenFull = Field(
+        default=WhenFull.REFUSE,
+        description="Where that mailbox has no room or is gone: refuse the message, or drop the copy.",
+    )
+    ttl: Whole = Field(
+        default=0, ge=0, le=MAX_TTL, description="Seconds that a copy is kept; 0: until it is acknowledged or removed."
+    )
+
+    @property
+    def rule(self) -> CopyRule:
+        """The rule."""
+        lanes = tuple(lane for lane in Lane if lane.name.lower() in self.priorities)
+        content = tuple(self.tags), lanes, tuple(self.doors), self.headers_only, self.when_full
+        return check_rule(
+            CopyRule(self.tenant, self.name, self.to_address, self.address, *content, self.ttl * 1000 or None, True)
+        )
+
+    @model_validator(mode="after")
+    def _sound(self) -> Self:
+        try:
+            _ = self.rule
+        except BadRequestError as error:
+            raise ValueError(str(error)) from None
+        return self
 
 
 class UserSettings(Section):

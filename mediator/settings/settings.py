@@ -30,8 +30,10 @@ from mediator.errors import SetupError
 from mediator.login import Login
 from mediator.mailboxes.address import DEFAULT_TENANT
 from mediator.mailboxes.bounds import MAX_ACK_WAIT, MIN_ACK_WAIT, Bounds, Quota
+from mediator.mailboxes.copy_rule import MAX_RULES, CopyRule
 from mediator.settings.sections import (
     CleanupSettings,
+    CopySettings,
     EditionsSettings,
     GatewaySettings,
     JournalSettings,
@@ -342,6 +344,13 @@ class Settings(BaseSettings):
         "equal addresses in two tenants are two mailboxes. Without any, everybody is tenant `default`.",
         json_schema_extra={"default_text": "none: everybody is tenant `default`"},
     )
+    copies: list[CopySettings] = Field(
+        default_factory=list,
+        max_length=MAX_RULES,
+        description="Rules by which mail is copied to another mailbox, for an audit, a search or a stream. `mediator "
+        "copy add` makes others while the service runs (docs/howto/copy-mail.md).",
+        examples=[[{"name": "audit", "address": "billing.>", "to_address": "audit"}]],
+    )
     metrics_per_tenant: Whole = Field(
         default=0,
         ge=0,
@@ -478,6 +487,11 @@ class Settings(BaseSettings):
         return sorted({DEFAULT_TENANT, *self.tenants})
 
     @property
+    def copy_rules(self) -> list[CopyRule]:
+        """The rules by which mail is copied."""
+        return [copy.rule for copy in self.copies]
+
+    @property
     def store_url(self) -> str | None:
         """The URL of the PostgreSQL database with its password, None for SQLite in the data directory."""
         return None if self.database_url is None else self.database_url.get_secret_value()
@@ -574,6 +588,17 @@ def _find_contradictions(settings: Settings) -> Iterator[str]:
     yield from _check_managed_nats(settings) if settings.nats_url is None else _check_external_nats(settings)
     yield from _check_tenants(settings)
     yield from _check_operators(settings)
+    yield from _check_copies(settings)
+
+
+def _check_copies(settings: Settings) -> Iterator[str]:
+    names = set()
+    for copy in settings.copies:
+        if copy.tenant not in settings.tenant_names:
+            yield f"copies: rule {copy.name} is of tenant {copy.tenant}, which is not in the settings"
+        if (copy.tenant, copy.name) in names:
+            yield f"copies: two rules of tenant {copy.tenant} are called {copy.name}"
+        names.add((copy.tenant, copy.name))
 
 
 def _check_managed_nats(settings: Settings) -> Iterator[str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from mediator.errors import BusyError
+from mediator.mailboxes.copy_rule import CopyRuleCache
 from mediator.mailboxes.mailbox import MailboxKey
 from mediator.mailboxes.transaction import Transaction
 
@@ -32,6 +33,9 @@ class Store(Protocol):
     """The names of the migrations that were applied when it was opened."""
     quick: bool
     """Whether the database is in this process, so that reading a row costs less than a turn of a thread."""
+
+    copy_rules: CopyRuleCache
+    """The rules by which mail is copied, and what they did; those of the settings are set before the first SEND."""
 
     commits_fast: bool
     """Whether commits lately took so little that the event loop may wait for one itself."""

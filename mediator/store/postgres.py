@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import closing, contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -15,6 +15,7 @@ from mediator.errors import BusyError, SetupError, UnavailableError, UncertainEr
 from mediator.mailboxes import rows
 from mediator.mailboxes.address import SendOnlyAddresses, is_send_only
 from mediator.mailboxes.claims import Claims
+from mediator.mailboxes.copy_rule import CopyRuleCache
 from mediator.mailboxes.lanes import LANES
 from mediator.mailboxes.mailbox import MailboxKey
 from mediator.mailboxes.rows import KeptMailbox, Row
@@ -102,17 +103,21 @@ _HOLDERS = (
     " FROM unnest(pg_blocking_pids(?::int)) AS blocking (pid) JOIN pg_stat_activity AS holder USING (pid)"
 )
 _END_HOLDER = "SELECT pg_terminate_backend(pid)::text FROM pg_stat_activity WHERE pid = ? AND state_change::text = ?"
+_COPY_REVISION = "(SELECT revision FROM copy_revision WHERE copy_revision.no = 1)"
+"""Read with the mailboxes, so that it costs no question of its own."""
 _PREFETCH = (
-    f"SELECT {', '.join(f'mailbox.{column}' for column in rows.MAILBOX.split(', '))}"
+    f"SELECT {', '.join(f'mailbox.{column}' for column in rows.MAILBOX.split(', '))}, {_COPY_REVISION}"
     " FROM unnest(?, ?) AS place (tenant, address)"
     " JOIN mailbox ON mailbox.tenant = place.tenant AND mailbox.address = place.address"
     " WHERE mailbox.address IS NOT NULL ORDER BY mailbox.no FOR UPDATE OF mailbox"
 )
-_PREFETCH_ONE = f"SELECT {rows.MAILBOX} FROM mailbox WHERE tenant = ? AND address = ? FOR UPDATE"
+_PREFETCH_ONE = f"SELECT {rows.MAILBOX}, {_COPY_REVISION} FROM mailbox WHERE tenant = ? AND address = ? FOR UPDATE"
 # By numbers where send-only addresses are among them.
-_PREFETCH_NUMBER = f"SELECT {rows.MAILBOX} FROM mailbox WHERE no = ? AND address IS NOT NULL FOR UPDATE"
+_PREFETCH_NUMBER = (
+    f"SELECT {rows.MAILBOX}, {_COPY_REVISION} FROM mailbox WHERE no = ? AND address IS NOT NULL FOR UPDATE"
+)
 _PREFETCH_MIXED = (
-    f"SELECT {rows.MAILBOX} FROM mailbox WHERE address IS NOT NULL AND no IN (SELECT held.no"
+    f"SELECT {rows.MAILBOX}, {_COPY_REVISION} FROM mailbox WHERE address IS NOT NULL AND no IN (SELECT held.no"
     " FROM unnest(?, ?) AS place (tenant, address)"
     " JOIN mailbox AS held ON held.tenant = place.tenant AND held.address = place.address"
     " WHERE held.address IS NOT NULL"
@@ -185,6 +190,7 @@ class PostgresStore:
         self._readers = Pool(lambda: PostgresDialect(Wire(connect_to_read), ""), READERS, READ_SECONDS)
         self._counts = Counts(time.monotonic)
         self.claims = Claims()
+        self.copy_rules = CopyRuleCache()
         try:
             _require_session_pooling(parameters)
             self.migrated = self._migrate(migrations_of_parts)
@@ -275,12 +281,20 @@ class PostgresStore:
     def _transaction(self, keys: Sequence[MailboxKey]) -> Iterator[Transaction]:
         dialect = self._writer
         with _transaction(dialect):
-            mailboxes = dialect.begin(_WRITING, keys)
+            # Together with the mailboxes that get copies: all instances lock in one order.
+            mailboxes = dialect.begin(_WRITING, {*keys, *self.copy_rules.targets(keys)})
             locked = MailboxCache(len(mailboxes))
             for mailbox in mailboxes:
                 locked.add(mailbox)
             session = Session(
-                dialect, locked, UnflushedPositions(0), self._counts, self.claims, full=self._reserve.short
+                dialect,
+                locked,
+                UnflushedPositions(0),
+                self._counts,
+                self.claims,
+                copy_rules=self.copy_rules,
+                copy_revision=dialect.copy_revision,
+                full=self._reserve.short,
             )
             committing = False
             try:
@@ -347,6 +361,8 @@ class PostgresDialect:
         self._lock = lock
         self._tell = wire.tell
         self.send_only: SendOnlyAddresses | None = None
+        self.copy_revision: int | None = None
+        """That of the rules by which mail is copied, as of the beginning of the transaction; None: it was not read."""
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> list[Row]:
         """Run a statement and return its rows; a change without any waits for the next question or the commit."""
@@ -369,10 +385,10 @@ class PostgresDialect:
         else:
             self._tell(arrays, [_array(column) for column in zip(*parameters, strict=True)])
 
-    def begin(self, sql: str, keys: Sequence[MailboxKey] = ()) -> list[KeptMailbox]:
+    def begin(self, sql: str, wanted: Set[MailboxKey] = frozenset()) -> list[KeptMailbox]:
         """Begin, and lock the mailboxes of these keys in the order that all instances use."""
         self.wire.begin(sql)
-        wanted = set(keys)
+        self.copy_revision = None
         if not wanted:
             return []
         numbers = self._numbers(wanted)
@@ -382,10 +398,12 @@ class PostgresDialect:
             tenants, addresses = zip(*wanted, strict=True)
             found = self.wire.ask(_PREFETCH_MIXED, (Texts(tenants), Texts(addresses), BigInts(numbers)))
         elif len(wanted) == 1:
-            found = self.wire.ask(_PREFETCH_ONE, wanted.pop())
+            found = self.wire.ask(_PREFETCH_ONE, next(iter(wanted)))
         else:
             tenants, addresses = zip(*wanted, strict=True)
             found = self.wire.ask(_PREFETCH, (Texts(tenants), Texts(addresses)))
+        if found:
+            self.copy_revision = found[0][-1]
         return [rows.mailbox(row) for row in found]
 
     def _numbers(self, keys: Collection[MailboxKey]) -> list[int]:

@@ -17,6 +17,7 @@ from peewee import SqliteDatabase
 from mediator.errors import StoreDamagedError, UnavailableError
 from mediator.mailboxes.address import SendOnlyAddresses
 from mediator.mailboxes.claims import Claims
+from mediator.mailboxes.copy_rule import UNREAD, CopyRuleCache
 from mediator.mailboxes.mailbox import MailboxKey
 from mediator.mailboxes.rows import MESSAGE, KeptMailbox, Row
 from mediator.mailboxes.session import MESSAGE_COLUMNS, Counts, MailboxCache, Session, UnflushedPositions
@@ -163,6 +164,7 @@ class SqliteStore:
         self._positions = UnflushedPositions(UNFLUSHED_POSITIONS)
         self._counts = Counts(time.monotonic)
         self.claims = Claims()
+        self.copy_rules = CopyRuleCache()
         self._unleased: set[int] = set()
         """Groups that have no lease, by number, of those that were looked at."""
         self._readers = Pool(lambda: connect_to_read(path), READERS)
@@ -220,7 +222,15 @@ class SqliteStore:
         memory = self._mailboxes, self._positions, self._counts, self.claims
         if len(self._unleased) > UNLEASED_GROUPS:
             self._unleased.clear()
-        session = Session(self._writer, *memory, unleased=self._unleased, full=self._reserve.short)
+        revision = self.copy_rules.revision
+        session = Session(
+            self._writer,
+            *memory,
+            unleased=self._unleased,
+            copy_rules=self.copy_rules,
+            copy_revision=None if revision == UNREAD else revision,
+            full=self._reserve.short,
+        )
         try:
             connection.execute("BEGIN IMMEDIATE")
             changes = connection.total_changes

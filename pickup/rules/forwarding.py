@@ -7,11 +7,17 @@ from dataclasses import dataclass, field, replace
 from itertools import repeat
 from typing import Any
 
-from mediator.errors import ArchiveBacklogFullError, BadRequestError, MessageTooLargeError, QuotaExceededError
+from mediator.errors import (
+    ArchiveBacklogFullError,
+    BadRequestError,
+    CopyRefusedError,
+    MessageTooLargeError,
+    QuotaExceededError,
+)
 from mediator.mailboxes import sending
 from mediator.mailboxes.bounds import DAY, Bounds
 from mediator.mailboxes.mailbox import Mailbox, MailboxKey
-from mediator.mailboxes.message import Draft, Usage
+from mediator.mailboxes.message import Door, Draft, Usage
 from mediator.mailboxes.quotas import Quotas
 from mediator.mailboxes.sending import Send
 from pickup.rules.names import canonical
@@ -200,8 +206,8 @@ def _keep(
         recipient=route.key,
     )
     try:
-        sending.send(tx, bounds, quotas, Send(request.tenant, route.address, draft), now)
-    except (QuotaExceededError, ArchiveBacklogFullError):
+        sending.send(tx, bounds, quotas, Send(request.tenant, route.address, draft, Door.DIDCOMM), now)
+    except (QuotaExceededError, ArchiveBacklogFullError, CopyRefusedError):
         return False
     return True
 

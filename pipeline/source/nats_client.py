@@ -38,7 +38,7 @@ BATCH_BYTES = 256 * 1024
 REQUESTS_IN_FLIGHT = 2
 """Requests that ``maxInFlight`` has room for, if it is not 1."""
 
-_TEMPORARY = ("unavailable:", "quota_exceeded:", "archive_backlog_full:")
+_TEMPORARY = ("unavailable:", "quota_exceeded:", "archive_backlog_full:", "copy_refused:")
 """Prefixes of errors after which a request is repeated."""
 _NO_RESPONDERS = "unavailable: nobody takes messages there"
 _INVALID_REPLY = "unavailable: an answer that is none of the service"

@@ -19,7 +19,7 @@ from mediator.mailboxes.creating import Create, Created, Update
 from mediator.mailboxes.events import Event, EventType
 from mediator.mailboxes.fetching import Deliver, Fetch, Fetched
 from mediator.mailboxes.mailbox import Mailbox, MailboxKey
-from mediator.mailboxes.message import Draft, Filter
+from mediator.mailboxes.message import Door, Draft, Filter
 from mediator.mailboxes.querying import Query
 from mediator.mailboxes.quotas import Quotas
 from mediator.mailboxes.rows import StoredMessage
@@ -102,8 +102,16 @@ class Broker:
     def delete_mailbox(self, box: str = BOX, *, tenant: str = TENANT) -> None:
         self.run(lambda tx: creating.delete(tx, tenant, box, self.now))
 
-    def send(self, payload: bytes = b"", *, to: str = BOX, tenant: str = TENANT, **draft: Any) -> int:
-        request = Send(tenant, to, Draft(payload, **draft))
+    def send(
+        self,
+        payload: bytes = b"",
+        *,
+        to: str = BOX,
+        tenant: str = TENANT,
+        door: Door | None = Door.NATS,
+        **draft: Any,
+    ) -> int:
+        request = Send(tenant, to, Draft(payload, **draft), door)
         return self.run(lambda tx: sending.send(tx, self.bounds, self.quotas, request, self.now))
 
     def release(self, limit: int = 1000, *, trusted: bool = True) -> Released:

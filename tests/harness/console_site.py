@@ -20,6 +20,7 @@ from mediator.nats.door import RecentRequests
 from mediator.operate.access import Access, CookieSealer, EndedSessions
 from mediator.operate.activity import SAMPLE_SECONDS, Activity
 from mediator.operate.backlog import BacklogMeter
+from mediator.operate.copy_operations import CopyOperations
 from mediator.operate.findings import RecentRefusals
 from mediator.operate.long_tasks import LongTaskOperations, LongTasks
 from mediator.operate.mailbox_operations import MailboxOperations, RankingOperations
@@ -101,6 +102,7 @@ async def console_site(
         host.operations.add_methods(MailboxOperations(inner.broker, directory.names))
         host.operations.add_methods(ClientOperations(inner.broker, None, RecentRequests()))
         host.operations.add_methods(MessageOperations(inner.broker))
+        host.operations.add_methods(CopyOperations(inner.broker, directory.names))
         host.operations.add_methods(DeadOperations(inner.broker))
         backlog = BacklogMeter(inner.broker, 10, 0)
         refusals = RecentRefusals(inner.metrics.requests.counts)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from mediator.mailboxes.fetching import Deliver, Fetch
+from mediator.mailboxes.lanes import Lane
 from mediator.operate.operations import ROLES as RIGHTS
 from mediator.operate.operations import Actor
 from tests.harness.console_site import ROLES, ConsoleSite, console_site
@@ -164,6 +165,24 @@ async def test_leases_are_shown_and_given_back(site: ConsoleSite) -> None:
     assert "No worker holds a message." in await site.read(f"{BOX}/leases/workers")
 
 
+@pytest.mark.rule("C1")
+async def test_a_rule_is_added_shown_and_ended(site: ConsoleSite) -> None:
+    for address in ("task", "parked"):
+        await site.core.create(address)
+    assert "No mail is copied." in await site.read("/console/copies")
+    form = {"back": "/console/copies", "done": "Rule $name is there.", "tenant": "", "address": "", "tags": ""}
+    chosen = {"priorities": ["urgent", "low"], "when_full": "drop", "ttl_seconds": ""}
+    page = await act(site, "copy-rule-add", **form, **chosen, name="some", to_address="parked")
+    assert "Rule some is there." in page
+    assert 'action="/console/do/copy-rule-remove"' in page
+    await site.core.send(b"plain")
+    await site.core.send(b"urgent", lane=Lane.URGENT)
+    assert await payloads(site, "parked") == [b"urgent"]
+    page = await act(site, "copy-rule-remove", back="/console/copies", name="some", done="Rule $name is ended.")
+    assert "Rule some is ended." in page
+    assert "there is a rule" not in page
+
+
 ACTS: dict[str, dict[str, Any]] = {
     "mailbox-create": {"name": "mine"},
     "mailbox-set": {"mail_address": "task", "ack_wait_ms": "1000"},
@@ -171,6 +190,7 @@ ACTS: dict[str, dict[str, Any]] = {
     "mailbox-delete": {"chosen": "tenant=default&mail_address=task"},
     "message-move": {"mail_address": "task", "to_address": "parked", "msg_ids": "0"},
     "message-copy": {"mail_address": "task", "to_address": "parked", "msg_ids": "0"},
+    "copy-rule-add": {"name": "spy", "to_address": "parked"},
     "lease-release": {"mail_address": "task", "group_name": "workers"},
     "dead-resend": {"mail_address": "task", "group_name": "workers", "msg_id": "0"},
 }
@@ -184,9 +204,10 @@ async def test_who_may_not_act_is_offered_nothing_and_refused(site: ConsoleSite,
     await die(site)
     site.role = role
     pages = [
-        await site.read(path) for path in ("/console/mailboxes", BOX, f"{BOX}/dead/workers", f"{BOX}/leases/workers")
+        await site.read(path)
+        for path in ("/console/mailboxes", BOX, f"{BOX}/dead/workers", f"{BOX}/leases/workers", "/console/copies")
     ]
-    mayless = ACTS if role != "operate" else ("message-move", "message-copy")
+    mayless = ACTS if role != "operate" else ("message-move", "message-copy", "copy-rule-add")
     for name in mayless:
         assert not any(f"/console/do/{name}" in page for page in pages), name
         needed = "read-payload" if role == "operate" else "operate"

@@ -14,8 +14,9 @@ from mediator.broker import Broker
 from mediator.cli import main
 from mediator.errors import BadRequestError
 from mediator.journal.writer import JournalWriter
-from mediator.mailboxes import sending
+from mediator.mailboxes import copying, sending
 from mediator.mailboxes.bounds import Bounds
+from mediator.mailboxes.copy_rule import CopyRule
 from mediator.mailboxes.message import Draft
 from mediator.mailboxes.querying import Query
 from mediator.mailboxes.sending import Send
@@ -46,6 +47,10 @@ ADDRESS = "secret.inbox"
 def furnish(store: Store) -> str:
     """Put mail of two mailboxes wherever there can be some; return the address of a wallet's mailbox."""
     mail = Mediation(store)
+    mail.create("audit")
+    for name, of in (("all", ">"), ("one", ADDRESS)):
+        rule = CopyRule(TENANT, name, "audit", of)
+        mail.run(lambda tx: copying.add_rule(tx, rule, mail.now))  # noqa: B023
     for address, text in ((ADDRESS, SECRET), ("other", OTHERS)):
         mail.create(address, public=True)
         for number in range(200):
@@ -128,9 +133,9 @@ def test_the_command_leaves_no_byte_of_it(data_dir: Path, monkeypatch, capsys):
     assert [answer["error"] for answer in answers] == [""] * 4
     assert answers[0]["removed"] == {
         "agents": 1, "archive_copies": 1, "board_entries": 1, "dedup_ids": 200, "delayed": 2,
-        "groups_and_leases": 7, "mailboxes": 1, "messages": 202,
+        "groups_and_leases": 7, "mailboxes": 1, "messages": 202, "copies": 202, "copy_rules": 1,
     }  # fmt: skip
-    assert answers[2]["removed"] == {"connections": 1, "keys": 1, "mailboxes": 1, "messages": 1}
+    assert answers[2]["removed"] == {"connections": 1, "copies": 1, "keys": 1, "mailboxes": 1, "messages": 1}
     assert [answer["left"] for answer in answers] == [[]] * 4
     assert not answers[3]["removed"]
     assert files_with(data_dir, SECRET, ADDRESS.encode(), wallet.encode()) == []
@@ -179,5 +184,5 @@ async def test_rows_are_gone_from_postgresql(tmp_path: Path, postgres: Server):
     assert answer["removed"]["agents"] == 1
     assert "VACUUM FULL" in answer["left"][0]
     assert again["removed"] == {}
-    assert left == [1, 0, 0]  # the wallet's
+    assert left == [2, 0, 0]  # the wallet's, and its copy
     assert agent is None

@@ -6,14 +6,26 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 
 import pytest
 
 from mediator.broker import Broker
 from mediator.errors import MailboxExistsError
-from mediator.mailboxes import broadcasting, collecting, creating, fetching, moving, querying, sending, settling
+from mediator.mailboxes import (
+    broadcasting,
+    collecting,
+    copying,
+    creating,
+    fetching,
+    moving,
+    querying,
+    sending,
+    settling,
+)
 from mediator.mailboxes.address import PUBLIC
 from mediator.mailboxes.bounds import Bounds, Quota
+from mediator.mailboxes.copy_rule import CopyRule
 from mediator.mailboxes.creating import Create
 from mediator.mailboxes.fetching import Deliver, Fetch
 from mediator.mailboxes.group import NO_LEASES
@@ -494,3 +506,61 @@ async def test_opposite_moves_do_not_deadlock(store, instances, monkeypatch):
     for broker in brokers:
         await broker.close()
     assert [[each.payload for each in messages(store, address)] for address in "ab"] == [[b"b"], [b"a"]]
+
+
+@pytest.mark.rule("C1")
+@pytest.mark.parametrize("named", [True, False])
+def test_a_rule_holds_at_all_instances_at_once(instances: list[Store], named: bool) -> None:
+    here, there, *_ = instances
+    keys = [(TENANT, "box")] if named else []
+
+    def send(store: Store) -> None:
+        with store.transaction(keys) as tx:
+            sending.send(tx, BOUNDS, QUOTAS, Send(TENANT, "box", Draft(b"x")), NOW)
+
+    with here.transaction() as tx:
+        for name in ("box", "copies"):
+            creating.create(tx, BOUNDS, random.randbytes, Create(TENANT, name), NOW)
+    send(there)
+    for _ in range(2):
+        with here.transaction() as tx:
+            copying.add_rule(tx, CopyRule(TENANT, "all", "copies"), NOW)
+        send(there)
+        with there.transaction() as tx:
+            copying.remove_rule(tx, TENANT, "all")
+        send(here)
+    with here.reading() as tx:
+        mailbox = tx.mailboxes.find(TENANT, "copies")
+        assert mailbox is not None
+        found = tx.messages.newest(mailbox, Filter(), 10, ALL, NOW)
+    assert [message.headers["mq9-copy-of"] for message in found] == ["box/1", "box/3"]
+
+
+@pytest.mark.rule("C2")
+def test_copies_lock_mailboxes_in_one_order(instances: list[Store]) -> None:
+    with instances[0].transaction() as tx:
+        # The mailbox of copies is the first in that order: nobody may wait for it last.
+        for name in ("copies", "a", "b"):
+            creating.create(tx, BOUNDS, random.randbytes, Create(TENANT, name), NOW)
+        copying.add_rule(tx, CopyRule(TENANT, "all", "copies"), NOW)
+
+    def send(store: Store, *names: str) -> None:
+        with store.transaction([(TENANT, name) for name in names]) as tx:
+            for name in names:
+                sending.send(tx, BOUNDS, QUOTAS, Send(TENANT, name, Draft(b"x")), NOW)
+
+    def work(store: Store, *names: str) -> None:
+        for _ in range(count):
+            send(store, *names)
+
+    count, ways = 40, (("a",), ("copies", "a"), ("b",), ("copies", "b"))
+    for store in instances:
+        send(store, "a")
+    together(*[partial(work, store, *names) for store, names in zip(instances, ways, strict=True)])
+    with instances[0].reading() as tx:
+        mailbox = tx.mailboxes.find(TENANT, "copies")
+        assert mailbox is not None
+        found = tx.messages.newest(mailbox, Filter(), 1000, ALL, NOW)
+    copied = sorted(message.headers["mq9-copy-of"] for message in found if message.headers)
+    sent = [f"a/{number}" for number in range(2 * count + INSTANCES)] + [f"b/{number}" for number in range(2 * count)]
+    assert copied == sorted(sent)

@@ -192,6 +192,13 @@ class Messages(Table):
         )
         return mailbox.next_id if row is None else int(row[0])
 
+    def with_header(self, mailbox: Mailbox, name: str, after: int, limit: int) -> list[tuple[int, str | None]]:
+        """Return the next messages behind a msg_id that have headers or the like, each with the value of one header."""
+        self._session.flush()
+        sql = "SELECT msg_id, extra FROM message WHERE mailbox_no = ? AND msg_id > ? AND extra IS NOT NULL"
+        found = self._execute(f"{sql} ORDER BY msg_id LIMIT ?", (mailbox.no, after, limit))
+        return [(msg_id, rows.headers(extra).get(name)) for msg_id, extra in found]
+
     def remove(self, mailbox: Mailbox, handles: Sequence[Handle]) -> None:
         """Remove messages and take them from the counters."""
         self._session.flush()

@@ -1,0 +1,161 @@
+"""A rule by which mail is copied: what it matches and where its copies go; what a store remembers of all rules (C1)."""
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from enum import StrEnum
+from typing import Any, Final
+
+from mediator.errors import BadRequestError
+from mediator.mailboxes.address import bare_address, is_send_only, writable_address
+from mediator.mailboxes.bounds import MAX_TAGS
+from mediator.mailboxes.lanes import Lane
+from mediator.mailboxes.mailbox import MailboxKey
+from mediator.mailboxes.message import Door
+
+COPY_OF: Final = "mq9-copy-of"
+"""The header of a copy with address and msg_id of its original; clients cannot set it."""
+COPY_KEY: Final = "mq9-copy-key"
+"""The header of a copy with the key of its original: a copy has none itself, so that it replaces no other (S2)."""
+COPY_HEADERS: Final = frozenset({COPY_OF, COPY_KEY})
+EVERY: Final = ">"
+"""The pattern that every address matches."""
+MAX_RULES: Final = 100
+"""Rules of one tenant."""
+MAX_PATTERN: Final = 256
+UNREAD: Final = -1
+"""The revision of rules that were not read yet."""
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+_PATTERN: Final = re.compile(r"(?:[^\s.*>]+\.)*(?:[^\s.*>]+|>)")
+
+
+class WhenFull(StrEnum):
+    """What happens to a message whose copy the target does not take."""
+
+    REFUSE = "refuse"
+    """It is refused: it is stored in both mailboxes or in none."""
+    DROP = "drop"
+    """It is stored without the copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRule:
+    """A rule of one tenant; all that is given must match, an empty list matches everything."""
+
+    tenant: str
+    name: str
+    to_address: str
+    """The mailbox that gets the copies."""
+    address: str = EVERY
+    """An address, or the beginning of addresses in whole parts, ``billing.>``; of a broadcast its subject."""
+    tags: tuple[str, ...] = ()
+    """All of these."""
+    lanes: tuple[Lane, ...] = ()
+    """One of these."""
+    doors: tuple[Door, ...] = ()
+    """One of these."""
+    headers_only: bool = False
+    """Whether copies have no payload."""
+    when_full: WhenFull = WhenFull.REFUSE
+    ttl: int | None = None
+    """Milliseconds that a copy is kept; None: until it is acknowledged or removed."""
+    configured: bool = False
+    """Whether it is in the settings."""
+
+    def matches(self, address: str, tags: Sequence[str], lane: Lane, door: Door) -> bool:
+        """Whether a message that came by a door to an address is copied."""
+        pattern = self.address
+        if pattern != address and not (pattern[-1] == ">" and address.startswith(pattern[:-1])):
+            return False
+        if self.doors and door not in self.doors:
+            return False
+        return (not self.lanes or lane in self.lanes) and all(tag in tags for tag in self.tags)
+
+
+def check(rule: CopyRule) -> CopyRule:
+    """Return a rule with its addresses as they are kept; :class:`BadRequestError` names the field that is wrong."""
+    if not _NAME.fullmatch(rule.name):
+        raise BadRequestError("name", "expected 1 to 63 of a-z, 0-9, - and _, beginning with a letter or digit")
+    to, pattern = writable_address(rule.to_address, "to_address"), bare_address(rule.address)
+    if is_send_only(to):
+        raise BadRequestError("to_address", "expected the mailbox's own address, got its send-only address")
+    if len(pattern) > MAX_PATTERN or not _PATTERN.fullmatch(pattern) or not pattern.isprintable():
+        raise BadRequestError(
+            "address", "expected an address, the beginning of addresses such as billing.>, or > for all"
+        )
+    if is_send_only(pattern):
+        raise BadRequestError("address", "expected the mailbox's own address, got its send-only address")
+    if pattern == to:
+        raise BadRequestError("to_address", "expected another mailbox than the one that is copied")
+    if len(rule.tags) > MAX_TAGS or any(not tag or "," in tag for tag in rule.tags):
+        raise BadRequestError("tags", f"expected at most {MAX_TAGS}, none empty or with a comma")
+    made = {**_state(rule), "tenant": rule.tenant, "name": rule.name, "to_address": to, "address": pattern}
+    return CopyRule(**made, configured=rule.configured)
+
+
+def encode(rule: CopyRule) -> str:
+    """Write what is kept of a rule beside its tenant and its name."""
+    return json.dumps(_state(rule))
+
+
+def _state(rule: CopyRule) -> dict[str, Any]:
+    return {name: value for name, value in asdict(rule).items() if name not in ("tenant", "name", "configured")}
+
+
+def decode(tenant: str, name: str, state: str) -> CopyRule:
+    """Read a rule; fields that a newer version wrote are passed over."""
+    known = {one.name for one in fields(CopyRule)}
+    kept = {name: value for name, value in json.loads(state).items() if name in known}
+    kept["tags"], kept["lanes"] = tuple(kept["tags"]), tuple(map(Lane, kept["lanes"]))
+    kept["doors"], kept["when_full"] = tuple(map(Door, kept["doors"])), WhenFull(kept["when_full"])
+    return CopyRule(tenant, name, **kept)
+
+
+@dataclass(slots=True)
+class CopyCounts:
+    """What became of the messages that a rule matched at this instance."""
+
+    matched: int = 0
+    copied: int = 0
+    dropped: int = 0
+    """Stored without the copy, since the target did not take it."""
+    refused: int = 0
+    """Not stored, for the same reason."""
+
+
+@dataclass(slots=True)
+class CopyRuleCache:
+    """The rules as of the last time that they were read, and what they did since this instance started.
+
+    Read and changed inside transactions, by one thread at a time.
+    """
+
+    configured: Sequence[CopyRule] = ()
+    """Those of the settings, which come before others of the same name."""
+    revision: int = UNREAD
+    by_tenant: Mapping[str, Sequence[CopyRule]] = field(default_factory=dict)
+    counts: defaultdict[tuple[str, str], CopyCounts] = field(default_factory=lambda: defaultdict(CopyCounts))
+    """By tenant and name."""
+
+    def configure(self, rules: Sequence[CopyRule]) -> None:
+        """Set the rules of the settings; those of the database are read again with the next transaction."""
+        self.configured, self.revision = rules, UNREAD
+
+    def load(self, revision: int, stored: Iterable[CopyRule]) -> None:
+        """Remember the rules of the database, together with those of the settings, in order of their names."""
+        rules = {(rule.tenant, rule.name): rule for rule in (*stored, *self.configured)}
+        by_tenant: defaultdict[str, list[CopyRule]] = defaultdict(list)
+        for _, rule in sorted(rules.items()):
+            by_tenant[rule.tenant].append(rule)
+        self.by_tenant, self.revision = by_tenant, revision
+
+    def targets(self, keys: Iterable[MailboxKey]) -> set[MailboxKey]:
+        """Return the mailboxes that may get copies of what is sent to these."""
+        return {
+            (tenant, rule.to_address)
+            for tenant, address in keys
+            for rule in self.by_tenant.get(tenant, ())
+            if rule.address == address or rule.address[-1] == ">"
+        }
