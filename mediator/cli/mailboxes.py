@@ -49,7 +49,8 @@ Target = Annotated[
 ]
 
 app = CommandGroup(
-    help="Create, list, show, set, purge and delete mailboxes; move mail and give leases back.", no_args_is_help=True
+    help="Create, list, show, set, purge and delete mailboxes; move mail, give back leases, drop groups.",
+    no_args_is_help=True,
 )
 dead_app = CommandGroup(help="List, redrive, resend and drop a group's dead messages.", no_args_is_help=True)
 
@@ -239,6 +240,16 @@ def leases(
 @asks("lease-release", "$released given back")
 def release(mail_address: Address, group_name: Group, msg_ids: SomeIds = None, *, options: TenantOptions) -> None:
     """Give messages back for the members of a group that hold them; they are delivered again at once."""
+
+
+@app.command("drop-group", epilog="Example: mediator mailbox drop-group orders --group bakers")
+@asks(
+    "group-drop",
+    "dropped group $group_name",
+    confirm="Forget group $group_name of $mail_address, with its position and its dead messages?",
+)
+def drop_group(mail_address: Address, group_name: Group, yes: Yes = False, *, options: TenantOptions) -> None:
+    """Forget a group that nobody reads with any more; all messages stay for the other groups."""
 
 
 @app.command(epilog="Example: mediator mailbox purge orders --yes")

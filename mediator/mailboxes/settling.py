@@ -356,6 +356,24 @@ def running_leases(tx: Transaction, tenant: str, address: str, name: str, limit:
     return tx.leases.running(mailbox, group, limit, now)
 
 
+def drop_group(tx: Transaction, tenant: str, address: str, name: str, now: int) -> bool:
+    """Forget a group that nobody reads with any more, a slice of its leases at a time; return whether it is gone.
+
+    All messages stay for the other groups. A group in whose hands messages are is refused: its workers would begin
+    anew. So is an unknown one; queue groups of subscriptions are none of these, and end by themselves (E7).
+    """
+    mailbox = get_live_mailbox(tx, tenant, address, now)
+    group = tx.groups.find(mailbox, name)
+    if group is None:
+        raise BadRequestError("group_name", "the mailbox has no such group")
+    if tx.leases.running(mailbox, group, 1, now):
+        raise BadRequestError("group_name", "its members hold messages: acknowledge them or give them back first")
+    if tx.groups.drop_leases(group.no, DEAD_SLICE) == DEAD_SLICE:
+        return False
+    tx.groups.drop(group)
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class Extend:
     """Leased messages a worker needs longer for; ``ack_wait`` is milliseconds from now."""

@@ -428,6 +428,24 @@ class DeadOperations:
             released += await self._broker.write(partial(_nack, part), key, even_when_full=True)
         return {"released": released}
 
+    @operation(
+        "group-drop",
+        Right.OPERATE,
+        "Forget a group that nobody reads with any more, with its position and its dead messages; all mail stays",
+        object_schema(group_name=TEXT),
+        fields=_GROUP,
+        required=("group_name",),
+        method="POST",
+        path="/mailboxes/{mail_address}/groups/drop",
+    )
+    async def _drop_group(self, request: OperationRequest) -> Answer:
+        key, name = read_place(request), request["group_name"]
+        while not await self._broker.write(
+            lambda tx, now: settling.drop_group(tx, *key, name, now), key, even_when_full=True
+        ):
+            pass
+        return {"group_name": name}
+
     async def _all(self, rule: Callable[[Transaction, DeadSelection, int], int], request: OperationRequest) -> int:
         ids = Fields(request).numbers("msg_ids", MAX_IDS)
         key = read_place(request)

@@ -4,9 +4,12 @@ from contextlib import closing
 
 import pytest
 
+from mediator.errors import BadRequestError
+from mediator.mailboxes import settling
 from mediator.mailboxes.group import NO_LEASE, NO_LEASES, Checked, Lease, LeaseCount, LeaseCursor, Reply
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.store.sqlite import SqliteStore
+from tests.harness.broker import BOX, SECOND, TENANT, Broker
 from tests.harness.samples import ALL, T0, add, get, ids, leases, put
 from tests.harness.stores import undone
 
@@ -471,3 +474,27 @@ def test_more_groups_without_leases_than_are_remembered(tmp_path, monkeypatch):
                 group = tx.groups.add(add(tx, f"m{number}"), "g")
                 assert len(tx.session.unleased) <= 2
                 assert tx.leases.count(group, T0) == NO_LEASES
+
+
+def test_a_dropped_group_is_forgotten_and_others_stay(store, monkeypatch):
+    """In slices, with what is dead for it; under its name a new one may begin."""
+    monkeypatch.setattr(settling, "DEAD_SLICE", 2)
+    broker = Broker(store)
+    broker.create()
+    for _ in range(5):
+        broker.send(b"x")
+    assert broker.take(ack_wait=SECOND, max_deliver=1, group="old", num_msgs=5) == [0, 1, 2, 3, 4]
+    assert broker.take(group="other", num_msgs=2) == [0, 1]
+
+    def drop(name):
+        return broker.run(lambda tx: settling.drop_group(tx, TENANT, BOX, name, broker.now))
+
+    with pytest.raises(BadRequestError, match="its members hold messages"):
+        drop("old")
+    broker.advance(SECOND)
+    assert [drop("old") for _ in range(3)] == [False, False, True]
+    with pytest.raises(BadRequestError, match="has no such group"):
+        drop("old")
+    assert broker.mailbox().messages == 5
+    assert broker.take(group="other", num_msgs=3) == [0, 1, 2]
+    assert broker.take(group="old", num_msgs=5) == [0, 1, 2, 3, 4]

@@ -291,6 +291,25 @@ async def test_leases_are_given_back_and_dead_mail_is_sent_again(admin: Admin) -
     assert "mended" not in str((await admin.done("GET", "/audit"))["entries"])
 
 
+async def test_a_group_that_nobody_reads_with_is_dropped(admin: Admin) -> None:
+    await admin.app.done("MAILBOX.CREATE", {"name": "box"})
+    await admin.done("POST", "/mailboxes/box/messages", {"payload": "x"})
+    work = {"group_name": "g", "deliver": "earliest", "config": {"ack_wait_ms": 60_000}}
+    assert (await admin.app.done("MSG.FETCH.box", work))["messages"]
+    path = "/mailboxes/box/groups/drop"
+    held = await admin.call("POST", path, {"group_name": "g"}, "operate")
+    assert (held.status, "give them back first" in held.json["error"]) == (400, True)
+    await admin.done("POST", "/mailboxes/box/leases/release", {"group_name": "g"}, "operate")
+    for missing in ({}, {"group_name": "other"}):
+        assert (await admin.call("POST", path, missing, "operate")).status == 400
+    assert await admin.done("POST", path, {"group_name": "g"}, "operate") == {"group_name": "g"}
+    shown = await admin.done("GET", "/mailboxes/box", role="read")
+    assert (shown["groups"], shown["messages"]) == ([], 1)
+    entries = (await admin.done("GET", "/audit"))["entries"]
+    drops = [each for each in entries if each["operation"] == "group-drop"]
+    assert (len(drops), drops[0]["result"], drops[0]["fields"]["group_name"]) == (4, "ok", "g")
+
+
 async def test_a_mailbox_is_purged_of_some_or_all(admin: Admin) -> None:
     await admin.app.done("MAILBOX.CREATE", {"name": "box"})
     for delay in (None, None, None, 60):

@@ -412,6 +412,7 @@ def test_delete_removes_one_message_once(mediator, box):
         ("mailbox", "copy", "not.there", "b", "0"),
         ("mailbox", "leases", "not.there", "--group", "g"),
         ("mailbox", "release", "not.there", "--group", "g"),
+        ("mailbox", "drop-group", "not.there", "--group", "g", "--yes"),
         ("mailbox", "purge", "not.there", "--yes"),
         ("dead", "list", "not.there", "--group", "g"),
         ("dead", "redrive", "not.there", "--group", "g"),

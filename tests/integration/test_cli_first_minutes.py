@@ -169,6 +169,7 @@ ARGUMENTS = {
     "mailbox copy": "a b 1",
     "mailbox leases": "a --group g",
     "mailbox release": "a --group g",
+    "mailbox drop-group": "a --group g --yes",
     "mailbox purge": "a --yes",
     "dead list": "a --group g",
     "dead redrive": "a --group g",

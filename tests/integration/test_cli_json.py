@@ -69,6 +69,7 @@ mailbox purge json.work --yes
 dead redrive json.box 0 --group g
 dead drop json.box --group g
 ack json.box 1 --group g
+mailbox drop-group json.box --group g --yes
 delete json.box 1
 mailbox list
 mailbox set json.box --ack-wait 5s

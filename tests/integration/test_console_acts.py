@@ -162,7 +162,12 @@ async def test_leases_are_shown_and_given_back(site: ConsoleSite) -> None:
     form = {"mail_address": "task", "group_name": "workers", "back": f"{BOX}/leases/workers"}
     assert "Back: 1." in await act(site, "lease-release", **form, msg_ids=["", "1"], done="Back: $released.")
     assert "Back: 1." in await act(site, "lease-release", **form, done="Back: $released.")
-    assert "No worker holds a message." in await site.read(f"{BOX}/leases/workers")
+    page = await site.read(f"{BOX}/leases/workers")
+    assert "No worker holds a message." in page
+    assert 'action="/console/do/group-drop"' in page
+    del form["back"]
+    assert "Group workers is dropped." in await act(site, "group-drop", **form, done="Group $group_name is dropped.")
+    assert "No group has fetched from it." in await site.read(BOX)
 
 
 @pytest.mark.rule("C1")
@@ -193,6 +198,7 @@ ACTS: dict[str, dict[str, Any]] = {
     "copy-rule-add": {"name": "spy", "to_address": "parked"},
     "lease-release": {"mail_address": "task", "group_name": "workers"},
     "dead-resend": {"mail_address": "task", "group_name": "workers", "msg_id": "0"},
+    "group-drop": {"mail_address": "task", "group_name": "workers"},
 }
 
 

@@ -116,20 +116,24 @@ class Groups(Table):
 
     def drop(self, group: Group) -> None:
         """Forget a group with its leases."""
+        if group.no in self._positions:
+            self._change(group.no, None)
         self._execute("DELETE FROM lease WHERE group_no = ?", (group.no,))
         self._execute("DELETE FROM consumer WHERE no = ?", (group.no,))
+
+    def drop_leases(self, no: int, limit: int) -> int:
+        """Remove so many leases of the group of this number at most, dead ones too; return how many went."""
+        sql = (
+            "DELETE FROM lease WHERE group_no = ? AND msg_id IN"
+            " (SELECT msg_id FROM lease WHERE group_no = ? LIMIT ?) RETURNING msg_id"
+        )
+        return len(self._execute(sql, (no, no, limit)))
 
     def clear(self, mailbox: Mailbox, limit: int) -> tuple[int, int]:
         """Remove groups of a retired mailbox with their leases; return how many groups and how many leases went."""
         groups = leases = 0
         for (no,) in self._execute("SELECT no FROM consumer WHERE mailbox_no = ? LIMIT ?", (mailbox.no, limit)):
-            leases += len(
-                self._execute(
-                    "DELETE FROM lease WHERE group_no = ? AND msg_id IN"
-                    " (SELECT msg_id FROM lease WHERE group_no = ? LIMIT ?) RETURNING msg_id",
-                    (no, no, limit - groups - leases),
-                )
-            )
+            leases += self.drop_leases(no, limit - groups - leases)
             if groups + leases >= limit:
                 break
             self._execute("DELETE FROM consumer WHERE no = ?", (no,))
