@@ -5,7 +5,7 @@ import json
 import time
 from typing import Any
 
-from conformance.checks import CheckFailedError, expect
+from conformance.checks import CheckFailedError, NotOfferedError, expect
 from conformance.mq9.editions import first_mailbox, header, listed, new_domain, older_mailbox, public, publish, unread
 from conformance.mq9.session import MAILBOX_TTL, PREFIX, BrokerSession, design, equal, flush, own, payloads
 
@@ -421,6 +421,8 @@ async def changes_of_the_public_list(session: BrokerSession) -> None:
 async def shapes_of_the_python_client(session: BrokerSession) -> None:
     client = await session.connect(name="robustmq-mq9-python-conformance")
     made = await session.request_any("MAILBOX.CREATE", {"ttl": MAILBOX_TTL}, client=client)
+    if made.get("error") == "":
+        raise NotOfferedError("the name of the client makes no difference: CREATE is answered with an empty error")
     expect("error" not in made and made.get("mail_id"), f"CREATE: got {made}")
     mailbox = made["mail_id"]
     await client.publish(f"{PREFIX}MAILBOX.MSG.{mailbox}.high", b"\xff")
