@@ -3,12 +3,54 @@
 Nothing that a peer chooses (keys, DIDs, types, labels) becomes a label.
 """
 
+import time
+from collections import deque
+from collections.abc import Sequence
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from mediator.mailboxes.address import redact
+from mediator.mailboxes.bounds import SECOND
+from mediator.mailboxes.mailbox import MailboxKey
+from mediator.operate.diagnosis import Finding, Level
+from mediator.operate.findings import NAMED, RECENT_SECONDS
+from mediator.operate.units import format_count, format_duration
+
 OK = "ok"
 """The outcome of an envelope that was handled; else it is the error's code."""
+
+
+class DroppedMail:
+    """The mail of the last minutes that wallets' queues had no room for; senders are told nothing (D9)."""
+
+    def __init__(self) -> None:
+        self._drops: deque[tuple[float, int, Sequence[MailboxKey]]] = deque(maxlen=1000)
+
+    def note(self, messages: int, mailbox_keys: Sequence[MailboxKey]) -> None:
+        """Note messages of one forward, and the mailboxes that had no room."""
+        self._drops.append((time.monotonic(), messages, mailbox_keys[:NAMED]))
+
+    async def examine(self) -> Sequence[Finding]:
+        """Report whose queues are full, for ``mediator doctor``."""
+        since = time.monotonic() - RECENT_SECONDS
+        while self._drops and self._drops[0][0] < since:
+            self._drops.popleft()
+        if not self._drops:
+            return []
+        count = sum(messages for _, messages, _ in self._drops)
+        whose = dict.fromkeys(key for _, _, keys in reversed(self._drops) for key in keys)
+        named = ", ".join(f"{redact(address)} (tenant {tenant})" for tenant, address in list(whose)[:NAMED])
+        return [
+            Finding(
+                Level.PROBLEM,
+                f"Dropped within {format_duration(RECENT_SECONDS * SECOND)}: {format_count(count, 'message')} for "
+                f"wallets whose queues are full, the last in {named}. Their senders are not told.",
+                "Have the wallets pick up their mail, or raise didcomm.max_messages, didcomm.max_mb or a quota: "
+                "`mediator connections list` shows who holds most.",
+                "/queues",
+            )
+        ]
 
 
 class DidcommMetrics:
@@ -30,6 +72,7 @@ class DidcommMetrics:
         self._queued = forwards.labels("queued")
         self._unroutable = forwards.labels("unroutable")
         self._full = forwards.labels("full")
+        self.dropped = DroppedMail()
         self._delivered = counter(
             "mediator_didcomm_delivered",
             "Messages delivered to holders, by way: request, batch, live, implicit, relay.",

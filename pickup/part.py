@@ -92,6 +92,7 @@ class DidcommPart(Part):
         add_pages(host.console)
         common = host.settings, host.http_port, host.broker, host.metrics.registry, host.operations
         async with didcomm_door(*common, host.app, host.announcer, host.tenants) as context:
+            host.add_doctor_check(context.metrics.dropped.examine)
             if host.settings.section(DidcommSettings).public_url is not None:
                 host.surroundings.watch_url("didcomm.public_url", f"{context.public_url}/did", context.own_did)
             yield

@@ -77,15 +77,19 @@ class Quotas:
         if limit := self.of(tenant).mailboxes:
             _hold("mailboxes of the tenant", limit, tx.mailboxes.count(tenant, now), 1)
 
-    def admit(self, tx: Transaction, mailbox: Mailbox, size: int, now: int) -> None:
-        """Count a message of ``size`` bytes in, or raise :class:`QuotaExceededError` naming limit and use."""
+    def admit(self, tx: Transaction, mailbox: Mailbox, size: int, now: int, *, by_operator: bool = False) -> None:
+        """Count a message of ``size`` bytes in, or raise :class:`QuotaExceededError` naming limit and use.
+
+        Of a client's message that is refused, those are told who watch; an operator is told by the error.
+        """
         if self._off:
             return
         try:
             self._admit(tx, mailbox, size, now)
         except QuotaExceededError:
-            for told in self.on_refused:
-                told(mailbox.tenant)
+            if not by_operator:
+                for told in self.on_refused:
+                    told(mailbox.tenant)
             raise
 
     def admit_copy(self, tx: Transaction, mailbox: Mailbox, size: int, now: int) -> None:

@@ -178,7 +178,7 @@ class BacklogMeter:
         deepest = _Worst(self._kept, lambda mailbox: mailbox.messages)
         longest = _Worst(self._kept, lambda mailbox: -(mailbox.waiting_since or inf))
         dead = _Worst(self._kept, lambda mailbox: mailbox.dead)
-        fullest = _Worst(self._kept, lambda mailbox: _use_of_mailbox(mailbox, quota))
+        fullest: list[tuple[MailboxBacklog, float]] = []
         lagging: list[tuple[MailboxBacklog, GroupBacklog]] = []
         after = 0
         while True:
@@ -203,7 +203,8 @@ class BacklogMeter:
                 if mailbox.dead:
                     dead.add(mailbox)
                 if full >= NEARLY:
-                    fullest.add(mailbox)
+                    fullest.append((mailbox, full))
+            fullest = heapq.nlargest(self._kept, fullest, key=lambda pair: pair[1])
             lagging = heapq.nsmallest(self._kept, lagging, key=lambda pair: pair[1].waiting_since or 0)
             spent = time.perf_counter() - begun
             found.worked_seconds += spent
@@ -211,8 +212,7 @@ class BacklogMeter:
                 await asyncio.sleep(spent * SPARING)
         found.tenants = dict(tenants)
         found.deepest, found.longest_waiting, found.most_dead = deepest.all(), longest.all(), dead.all()
-        found.fullest = [(mailbox, _use_of_mailbox(mailbox, quota)) for mailbox in fullest.all()]
-        found.lagging = lagging
+        found.fullest, found.lagging = fullest, lagging
         found.ended = time.monotonic()
         return found
 

@@ -137,9 +137,8 @@ def backlog_findings(
             f"Lagging: {format_count(lagging, 'group')}, for which messages have waited for "
             f"{format_duration(lag_minutes * 60 * SECOND)} or longer. Longest: group {group.name} of {_name(mailbox)}, "
             f"since {format_time((group.waiting_since or 0) / 1000)}.",
-            "Its readers are too slow, too few, or not running. If nobody reads with the group any more, move it on: "
-            "`mediator fetch ADDRESS --group NAME --deliver latest --force`. Where readers come rarely, raise "
-            "lag_minutes.",
+            "Its readers are too slow, too few, or not running. If nobody reads with the group any more, drop it: "
+            "`mediator mailbox drop-group ADDRESS --group NAME`. Where readers come rarely, raise lag_minutes.",
             _mailbox_page(mailbox),
         )
 

@@ -77,6 +77,8 @@ async def forward(context: DidcommContext, tenant: str, message: DidcommMessage)
     outcome = await context.mediation.forward(request)
     malformed = (len(named) - len(recipients)) * len(payloads)
     context.metrics.forwarded(outcome.queued, outcome.unroutable + malformed, outcome.full)
+    if outcome.full:
+        context.metrics.dropped.note(outcome.full, outcome.full_keys)
     return outcome
 
 

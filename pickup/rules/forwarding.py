@@ -109,6 +109,8 @@ class ForwardOutcome:
     """Dropped: a limit of the holder, the mailbox or the tenant is reached."""
     mailbox_keys: tuple[MailboxKey, ...] = ()
     """The mailboxes that got messages."""
+    full_keys: tuple[MailboxKey, ...] = field(default=(), compare=False)
+    """The mailboxes that had no room."""
 
     def __add__(self, other: "ForwardOutcome") -> "ForwardOutcome":
         return ForwardOutcome(
@@ -116,6 +118,7 @@ class ForwardOutcome:
             self.unroutable + other.unroutable,
             self.full + other.full,
             self.mailbox_keys + other.mailbox_keys,
+            self.full_keys + other.full_keys,
         )
 
 
@@ -132,6 +135,7 @@ def forward(
             raise MessageTooLargeError(len(payload), bounds.max_message)
     queued = unroutable = full = 0
     mailbox_keys: list[MailboxKey] = []
+    full_keys: list[MailboxKey] = []
     expired = request.expire_at is not None and request.expire_at <= now
     for key in dict.fromkeys(request.keys):
         named = None if expired else _find(tx, rules, request.tenant, key, now)
@@ -147,11 +151,13 @@ def forward(
                     mailbox_keys.append(mailbox.key)
                 else:
                     full += 1
+                    full_keys.append(mailbox.key)
                 if now - route.used_at >= DAY:
                     tx.routes.used(route, now)
     if not queued:
         tx.write_heartbeat(now)
-    return ForwardOutcome(queued, unroutable, full, tuple(dict.fromkeys(mailbox_keys)))
+    got, had_none = tuple(dict.fromkeys(mailbox_keys)), tuple(dict.fromkeys(full_keys))
+    return ForwardOutcome(queued, unroutable, full, got, had_none)
 
 
 def _find(

@@ -86,9 +86,15 @@ def test_what_a_quota_refuses_stays_where_it_is(store):
     broker.send(b"there", to=OTHER)
     for text in (b"a", b"b", b"c"):
         broker.send(text)
+    refused: list[str] = []
+    broker.quotas.on_refused.append(refused.append)
     found = transfer(broker, 0, 1, 2)
     assert (found.count, found.refused_id, type(found.refused)) == (2, 2, QuotaExceededError)
     assert (payloads(broker), payloads(broker, OTHER)) == ([b"c"], [b"there", b"a", b"b"])
+    assert refused == [], "the operator knows it; no client was refused"
+    with pytest.raises(QuotaExceededError):
+        broker.send(b"d", to=OTHER)
+    assert refused == [TENANT]
 
 
 @pytest.mark.rule("D11")

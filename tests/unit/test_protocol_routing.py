@@ -8,7 +8,9 @@ import pytest
 
 from mediator.errors import BadRequestError, MediatorError, UnsupportedMessageError
 from mediator.mailboxes.bounds import DAY, Bounds
+from mediator.operate.diagnosis import Level
 from mediator.store.writer import Committed
+from pickup import metrics
 from pickup.message import DIDCOMM, OLD, read
 from pickup.protocols import routing
 from pickup.rules.records import Generation, MediationRules
@@ -124,6 +126,10 @@ async def test_a_full_queue_is_counted_and_not_told() -> None:
             await forward(door, old(HELD, MAIL))
         assert len(await peer.queued()) == 1
         assert door.meter("mediator_didcomm_forwards_total", outcome="full") == 1
+        (found,) = await door.context.metrics.dropped.examine()
+        assert found.level is Level.PROBLEM
+        assert found.text.startswith("Dropped within 10m: 1 message for wallets whose queues are full, the last in ")
+        assert (found.link, "…" in found.text, "(tenant default)" in found.text) == ("/queues", True, True)
 
 
 @pytest.mark.rule("D9", "D12")
@@ -297,3 +303,17 @@ async def test_a_store_that_is_away_is_told_to_the_transport(door: Door) -> None
     await door.broker.close()
     with pytest.raises(MediatorError):
         await forward(door, old(HELD, MAIL))
+
+
+async def test_dropped_mail_is_told_for_ten_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(metrics.time, "monotonic", lambda: now)
+    dropped = metrics.DroppedMail()
+    assert await dropped.examine() == []
+    for number in range(2000):
+        dropped.note(1, [("acme", f"wallet{number}")])
+    (found,) = await dropped.examine()
+    assert "1,000 messages" in found.text
+    assert found.text.count("tenant acme") == metrics.NAMED
+    now += metrics.RECENT_SECONDS + 1
+    assert await dropped.examine() == []
