@@ -25,7 +25,7 @@ HOUR = 3_600_000
 DAYS = 2
 RUNS = 10
 READ = 1.1
-NAMES = {"at": "moment", "group": "group_no"}
+NAMES = {"at": "moment", "created_at": "created", "group": "group_no"}
 """Columns whose names mean something in SQL."""
 CONF = (("spark.driver.memory", "3g"),)
 
@@ -99,58 +99,39 @@ def _crossing(small: tuple[int, float, float], large: tuple[int, float, float]) 
 
 def _spark(spark: "SparkSession", source: Path, lake: Path) -> float:
     from pipeline.lake.ingest import ingest
+    from pipeline.reports.engines import spark_engine
     from pipeline.reports.usage import update
 
     started = time.perf_counter()
     ingest(spark, source, lake)
-    update(spark, lake)
+    with spark_engine(spark) as engine:
+        update(engine, lake)
     return time.perf_counter() - started
 
 
 def _duckdb(source: Path, lake: Path) -> float:
     """Do the same with DuckDB, without transactions and without deduplication against existing rows."""
-    import duckdb
+    from pipeline.reports.engines import duck_engine
+    from pipeline.reports.usage import TABLES, define_event_views, read_sql
+    from pipeline.source.schema import EVENTS, PARTITION
 
-    lake.mkdir()
     started = time.perf_counter()
-    with duckdb.connect() as db:
+    with duck_engine() as engine:
         columns = dict.fromkeys(COLUMNS, "BIGINT[]") | {"instance": "VARCHAR", "seq": "BIGINT", "tenant": "VARCHAR"}
         unnested = ", ".join(f'unnest("{name}") as {NAMES.get(name, name)}' for name in COLUMNS)
-        db.sql(
-            f"""copy (select *, epoch_ms(moment)::date as date from (select instance, seq, tenant, {unnested}
-                from read_json('{source}/0*.jsonl', format='newline_delimited', columns={columns})))
-                to '{lake}/events' (format parquet, compression zstd, partition_by (date))"""
+        engine.define(
+            "journal_events",
+            f"""select * exclude (moment, created), timestamp_millis(moment) as happened_at, 0 as position,
+                timestamp_millis(created) as created_at, timestamp_millis(moment)::date as date
+                from (select instance, seq, tenant, {unnested}
+                from read_json('{source}/0*.jsonl', format='newline_delimited', columns={columns}))""",
+            kept=True,
         )
-        db.sql(f"create view events as select * from read_parquet('{lake}/events/*/*.parquet')")
-        for name, query in _tables().items():
-            db.sql(f"copy ({query}) to '{lake}/{name}.parquet' (format parquet, compression zstd)")
+        engine.writer("select * from journal_events", EVENTS)(lake / "events", PARTITION)
+        define_event_views(engine)
+        for name, schema in TABLES.items():
+            engine.writer(read_sql(name), schema)(lake / name, PARTITION)
     return time.perf_counter() - started
-
-
-def _tables() -> dict[str, str]:
-    """Compute the three tables of the report with DuckDB."""
-    hour = f"created_at // {HOUR}"
-    kinds = ", ".join(f"count(*) filter (what = {what.value}) as n{what.value}" for what in EventType)
-    waits = f"""select tenant, mailbox, {hour} as hour, msg_id,
-        min(moment) filter (what in (7, 13)) - min(created_at) as given,
-        min(moment) filter (what = 8) - min(created_at) as acked
-        from events where what in (7, 8, 13) group by all"""
-    quantiles = ", ".join(f"quantile_cont({wait}, [0.5, 0.95, 0.99]), count({wait})" for wait in ("given", "acked"))
-    once = """select tenant, mailbox, msg_id, max(what) as what, max(bytes) as bytes, max(created_at) as moment
-        from events where what in (4, 6) group by all
-        union all select tenant, mailbox, msg_id, what, bytes, greatest(moment, created_at)
-        from events where what not in (4, 6)"""
-    counts = f"""select tenant, mailbox, moment // {HOUR} as hour, {kinds}, sum(bytes) filter (what in (4, 5)) as size
-        from ({once}) group by all"""
-    return {
-        "usage_hourly": f"""select * from ({counts}) full join (select tenant, mailbox, hour, {quantiles}
-            from ({waits}) group by tenant, mailbox, hour) using (tenant, mailbox, hour)""",
-        "usage_waits": f"select tenant, hour, {quantiles} from ({waits}) group by grouping sets ((tenant, hour), hour)",
-        "usage_groups": f"""select tenant, mailbox, group_no, {hour} as hour,
-            count(distinct msg_id) filter (what in (7, 13)) as given,
-            count(distinct msg_id) filter (what = 8) as acknowledged
-            from events where what in (7, 8, 13) group by all""",
-    }
 
 
 def _tenth(bench: Bench, spark: "SparkSession") -> ResultRow:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from datetime import date
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -53,6 +54,23 @@ KeyFile = Annotated[
 MAX_VALUES = 1000
 """Of an option that may be repeated."""
 _DAY = "YYYY-MM-DD"
+
+
+class EngineName(StrEnum):
+    """What reads events for a report."""
+
+    DUCKDB = "duckdb"
+    SPARK = "spark"
+
+
+class Grain(StrEnum):
+    """Steps of a report's charts."""
+
+    HOUR = "hour"
+    DAY = "day"
+    WEEK = "week"
+
+
 _COLUMNS = ("run#", "command", "started", "took#", "outcome", "numbers", "error")
 
 
@@ -224,25 +242,56 @@ def report(
         Path | None,
         typer.Option("--csv", metavar="FILE", help="Write each tenant's totals to a CSV file too.", show_default=False),
     ] = None,
+    by: Annotated[
+        Grain | None,
+        typer.Option(help="Steps of the charts; days and weeks are of UTC.", show_default="as the time needs"),
+    ] = None,
+    engine: Annotated[
+        EngineName | None,
+        typer.Option(
+            help="What reads the new events: DuckDB on this machine, or Spark.",
+            show_default="spark with --master, --remote or --conf, else duckdb",
+        ),
+    ] = None,
     open_page: Annotated[bool, typer.Option("--open", help="Show the page in a browser.")] = False,
     *,
     options: SparkOptions,
 ) -> None:
-    """Report on usage: bring the lake's tables of it up to date, and make a page of one file with plots."""
-    with job("report", options, short=_is_small_table(EVENTS)) as work:
+    """Report on usage: bring the lake's tables of it up to date, and make a page of one file with charts."""
+    asks_spark = options.master is not None or options.remote is not None or bool(options.conf)
+    if engine is EngineName.DUCKDB and asks_spark:
+        raise typer.BadParameter("expected spark beside --master, --remote and --conf", param_hint="--engine")
+    on_spark = asks_spark if engine is None else engine is EngineName.SPARK
+    with job("report", options, on_spark=on_spark, short=_is_small_table(EVENTS)) as work:
         from pipeline.reports import usage
+        from pipeline.reports.engines import duck_engine, spark_engine
         from pipeline.reports.page import LocalClock, page
         from pipeline.reports.summary import PER_TENANT, missing, span_of, summarize
+        from pipeline.settings import PipelineSettings
 
-        updated = usage.update(work.spark, work.lake, work.on_progress)
+        with spark_engine(work.spark) if on_spark else duck_engine() as events_engine:
+            updated = usage.update(events_engine, work.lake, work.on_progress)
         work.on_progress("page", 0, None)
-        hourly, waits, groups = (usage.read(work.spark, work.lake, name) for name in usage.TABLES)
         span = span_of(usage.hours(work.lake), first, last)
-        gaps, quarantined = missing(work.spark, work.lake, span)
-        summary = summarize(hourly, waits, groups, span, tenant=tenant, gaps=gaps, quarantined=quarantined)
+        clock = LocalClock.of_this_machine(span.end)
+        gaps, quarantined = missing(work.lake, span)
+        goal = work.settings.section(PipelineSettings).delivery_goal_seconds * 1000
+        # The tables are a small part of the events.
+        with duck_engine() as tables_engine:
+            usage.define_tables(tables_engine, work.lake)
+            summary = summarize(
+                tables_engine,
+                span,
+                tenant=tenant,
+                grain=None if by is None else by.value,
+                goal=goal,
+                offset=clock.offset(span.end),
+                gaps=gaps,
+                quarantined=quarantined,
+            )
         path = (output if output is not None else work.lake / REPORT).absolute()
         named = _find_addresses(work.settings, summary.listed()) if addresses else {}
-        _write(path, page(summary, LocalClock.of_this_machine(span.end), named), private=addresses)
+        _write(path, page(summary, clock, named), private=addresses)
         if csv_file is not None:
             _write(csv_file.absolute(), _csv(("tenant", *PER_TENANT), summary.by_tenant))
         work.numbers.update(summary.totals, days=len(updated.days), files=updated.files)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 MAX_CONF = 200
 SMALL_BYTES = 8 << 20
 """Input size up to which Java should not optimise its code: that would take longer than the work itself."""
-REQUIRED = ("pyspark", "pyarrow", "deltalake", "plotly")
+REQUIRED = ("pyspark", "pyarrow", "deltalake", "duckdb")
 
 
 def _setting(text: str | tuple[str, str]) -> tuple[str, str]:
@@ -90,11 +90,17 @@ class Job:
     settings: "Settings"
     lake: Path
     """The folder of the lake, which may not exist yet."""
-    spark: "SparkSession"
+    session: "SparkSession | None"
     on_progress: "ProgressCallback"
     """Shows its progress; see :data:`pipeline.lake.ProgressCallback`."""
     numbers: dict[str, int | float]
     """Its figures by name, for `mediator pipeline runs`: rows, files, …"""
+
+    @property
+    def spark(self) -> "SparkSession":
+        """The session of a job that runs on Spark."""
+        assert self.session is not None
+        return self.session
 
 
 @contextmanager
@@ -103,15 +109,18 @@ def job(
     options: SparkOptions,
     *,
     creates: bool = False,
+    on_spark: bool = True,
     short: "Callable[[Settings, Path], bool] | None" = None,
 ) -> Iterator[Job]:
     """Read the settings, start Spark, and stop it at the end; all of it is recorded as a run.
 
-    The lake must exist; with ``creates`` it may also be an empty folder, or none. ``short`` returns from the settings
-    and the lake whether it is a short job, for which Spark is set up differently.
+    Without ``on_spark``, Spark is not started. The lake must exist; with ``creates`` it may also be an empty folder, or
+    none. ``short`` returns from the settings and the lake whether it is a short job, for which Spark is set up
+    differently.
 
-    An error of Spark becomes a :class:`CommandError` of one line (exit code 1). A missing extra, a missing Java, wrong
-    settings and a folder that is not a lake are a :class:`SetupError` or wrong usage (2), before anything has begun.
+    An error of Spark or DuckDB becomes a :class:`CommandError` of one line (exit code 1). A missing extra, a missing
+    Java, wrong settings and a folder that is not a lake are a :class:`SetupError` or wrong usage (2), before anything
+    has begun.
     """
     require_spark()
     conf = options.conf or ()
@@ -120,6 +129,7 @@ def job(
     settings = options.load()
     folder = lake_of(settings, options.lake)
     started = False
+    import duckdb
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -129,8 +139,12 @@ def job(
     check_usable(folder, create=creates)
 
     with recorded_run(settings, name) as numbers, progress_of(name) as on_progress:
-        on_progress("starting Spark", 0, None)
         try:
+            if not on_spark:
+                started = True
+                yield Job(settings, folder, None, on_progress, numbers)
+                return
+            on_progress("starting Spark", 0, None)
             short_job = short is not None and short(settings, folder)
             scope = session_scope(
                 master=options.master, conf=conf, remote=options.remote, name=f"mediator {name}", short_job=short_job
@@ -144,6 +158,8 @@ def job(
             raise typer.BadParameter(str(error), param_hint=f"--{error.field}") from None
         except (PySparkException, Py4JError) as error:
             raise CommandError(f"{name}: {error_reason(error)}") from error
+        except duckdb.Error as error:
+            raise CommandError(f"{name}: {str(error).splitlines()[0][:500]}") from error
 
 
 @contextmanager

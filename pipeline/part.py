@@ -36,24 +36,32 @@ class PipelinePart(Part):
         app.add_typer(pipeline, name="pipeline")
 
     def forget_files(self, settings: "Settings", tenant: str, address: str) -> ForgottenFiles | None:
-        """Remove the messages of the mailbox from the archive in the lake."""
+        """Remove the messages of the mailbox from the archive in the lake, and a report that names its address.
+
+        All else in the lake names mailboxes by number.
+        """
         from importlib.util import find_spec
 
         from mediator.errors import MediatorError
         from mediator.system.extras import install_command
-        from pipeline.lake import ARCHIVE, table_path
+        from pipeline.lake import ARCHIVE, REPORT, table_path
 
-        lake = settings.data_dir / "lake"
+        lake, removed = settings.data_dir / "lake", {}
+        report = lake / REPORT
+        if report.is_file() and address.encode() in report.read_bytes():
+            report.unlink()
+            removed["reports"] = 1
         if not table_path(lake, ARCHIVE).joinpath("_delta_log").is_dir():
-            return None
+            return ForgottenFiles(removed) if removed else None
         if not find_spec("deltalake"):
-            return ForgottenFiles({}, f"the archive in {lake}: {install_command('pipeline')} and run the command again")
+            left = f"the archive in {lake}: {install_command('pipeline')} and run the command again"
+            return ForgottenFiles(removed, left)
         from pipeline.lake.archive import forget
 
         try:
-            return ForgottenFiles({"archived": forget(lake, tenant, address)})
+            return ForgottenFiles(removed | {"archived": forget(lake, tenant, address)})
         except MediatorError as error:
-            return ForgottenFiles({}, f"the archive in {lake}: {error}; run the command again")
+            return ForgottenFiles(removed, f"the archive in {lake}: {error}; run the command again")
 
     def verify_checks(self, settings: "Settings") -> "Sequence[VerifyCheck]":
         """Check the files of the lake."""

@@ -63,9 +63,9 @@ LAST_LINES: Final = 20
 MAX_REPORT: Final = 64 << 20
 """Maximum bytes of a report that is shown."""
 _HEADERS: Final = {
-    # The report has scripts: it gets an origin of its own and cannot make requests.
-    "Content-Security-Policy": "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; "
-    "style-src 'unsafe-inline'; img-src data: blob:; form-action 'none'; base-uri 'none'; frame-ancestors 'none'",
+    # The report gets an origin of its own, runs no scripts and cannot make requests.
+    "Content-Security-Policy": "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
+    "form-action 'none'; base-uri 'none'; frame-ancestors 'none'",
     "Referrer-Policy": "no-referrer",
 }
 
@@ -222,7 +222,9 @@ def _child_environment(settings: Settings) -> dict[str, str]:
     environment[variable_name(("instance",))] = settings.instance
     if settings.database_url is not None:
         environment[variable_name(("database_url",))] = settings.database_url.get_secret_value()
-    key_file = settings.section(PipelineSettings).archive_key_file
+    chosen = settings.section(PipelineSettings)
+    environment[variable_name(("pipeline", "delivery_goal_seconds"))] = str(chosen.delivery_goal_seconds)
+    key_file = chosen.archive_key_file
     if key_file is not None:
         environment[variable_name(("pipeline", "archive_key_file"))] = str(key_file.absolute())
     return environment

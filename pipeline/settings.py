@@ -26,6 +26,13 @@ class PipelineSettings(PartSettings):
         description="Minutes each of the commands may take; then it is ended, and what it has not done is left to the "
         "next. Protects the machine. Raise it if runs exceed it.",
     )
+    delivery_goal_seconds: Whole = Field(
+        default=60,
+        ge=1,
+        le=31 * 86_400,
+        description="Seconds within which mail should be delivered to a group for the first time. The report shows how "
+        "much of it was. Waits are kept with two digits, so 120 is exact and 125 counts as 120.",
+    )
     archive_key_file: Path | None = Field(
         default=None,
         description="File of keys that seal payloads and headers in the archive, each a line of base64 of 32 bytes, "

@@ -18,9 +18,14 @@ QUARANTINE = "quarantine"
 USAGE_HOURLY = "usage_hourly"
 USAGE_WAITS = "usage_waits"
 USAGE_GROUPS = "usage_groups"
+USAGE_MESSAGES = "usage_messages"
+USAGE_WAIT_COUNTS = "usage_wait_counts"
 VECTORS = "vectors"
 BAD_CARDS = "bad_cards"
-TABLES = (ARCHIVE, BAD_CARDS, EVENTS, GAPS, QUARANTINE, USAGE_GROUPS, USAGE_HOURLY, USAGE_WAITS, VECTORS)
+TABLES = (
+    *(ARCHIVE, BAD_CARDS, EVENTS, GAPS, QUARANTINE, VECTORS),
+    *(USAGE_GROUPS, USAGE_HOURLY, USAGE_MESSAGES, USAGE_WAIT_COUNTS, USAGE_WAITS),
+)
 """The tables of the pipeline; users may keep others in the lake's folder."""
 REPORT = "report.html"
 """The page of the newest report, unless a run names another file."""

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, date, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -209,16 +210,29 @@ class LakeTable:
         """The version of the table's last commit."""
         return int(self._delta.version())
 
-    def append(
-        self, rows: DataFrame, name: str, sources: Mapping[str, int], *, replacing: Sequence[str] | None = None
-    ) -> int:
+    def append(self, rows: DataFrame, name: str, sources: Mapping[str, int]) -> int:
         """Add rows and record each source's progress in one commit; return the number of rows.
 
-        ``name`` is ``<20 digits>-<source>``, one of ``sources`` with its number. The same commit removes what the table
+        See :meth:`append_written`.
+        """
+        return self.append_written(partial(write_files, rows), name, sources)
+
+    def append_written(
+        self,
+        write: Callable[..., int],
+        name: str,
+        sources: Mapping[str, int],
+        *,
+        replacing: Sequence[str] | None = None,
+    ) -> int:
+        """Add the rows that ``write`` writes, and record each source's progress in one commit; return their number.
+
+        ``write`` gets a folder and the partition column, writes Parquet files and returns the number of rows. ``name``
+        is ``<20 digits>-<source>``, one of ``sources`` with its number. The same commit removes what the table
         has in the partitions ``replacing``.
         """
         folder = self.path / f"{name}.{uuid4().hex[:8]}"
-        count = write_files(rows, folder, *self._partition)
+        count = write(folder, *self._partition)
         actions = [self._describe(path) for path in sorted(folder.rglob("*.parquet"))]
         for path in (folder, self.path):
             sync(path)

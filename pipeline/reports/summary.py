@@ -1,35 +1,56 @@
-"""The numbers of a report over a span of time, from the tables of the lake, as plain values for the page."""
+"""The numbers of a report over a span of time, from the usage tables, as plain values for the page."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta
-from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F
+from deltalake import DeltaTable
+from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
 from mediator.errors import BadRequestError
-from pipeline.lake import GAPS as GAPS_TABLE
-from pipeline.lake import QUARANTINE as QUARANTINE_TABLE
-from pipeline.lake import table_path
-from pipeline.lake.delta import LakeTable, read_files
-from pipeline.lake.ingest import GAPS, QUARANTINE
+from pipeline.lake import GAPS, QUARANTINE, table_path
 from pipeline.reports import usage
+from pipeline.reports.engines import Engine, Row
 
 LISTED = 20
 """Rows shown of a list."""
-TENANTS = 7
-"""Tenants shown separately; the others are summed up."""
 DEFAULT_DAYS = 30
 MAX_DAYS = 366
+MAX_STEPS = 400
 OTHERS = "all others"
-PER_HOUR = ("sent", "delivered", "leased", "acknowledged")
 PER_TENANT = ("mailboxes", *usage.TOTALS, "depth", "depth_bytes")
 """Mailboxes with events, sums over the span, and the depth at its end."""
+GRAINS = {"hour": timedelta(hours=1), "day": timedelta(days=1), "week": timedelta(days=7)}
+"""Steps of a report's charts; days and weeks are of UTC, weeks begin on Monday."""
+WAITS = {"delivery": "first", "ack": "ack"}
+LISTS = {
+    "funnel": ("came > 0", "came DESC"),
+    "growing": ("growth > 0", "growth DESC, growth_bytes DESC"),
+    "filling": ("sent > 0 AND taken = 0", "depth DESC, sent DESC"),
+    "oldest": ("oldest_unread IS NOT NULL", "oldest_unread"),
+    "failed": ("(dead > 0 OR expired > 0)", "dead DESC, expired DESC"),
+}
+"""Lists of mailboxes: which rows of ``mailbox_figures`` they have, and in what order."""
+_VIEWS = ("report_hours", "mailbox_figures")
+"""Files of ``sql`` that the other files use."""
+_MILLISECOND = timedelta(milliseconds=1)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MONDAY = datetime(1970, 1, 5, tzinfo=UTC)
+_FUNNEL = """
+    SELECT coalesce(sum(came), 0) AS came, coalesce(sum(delivered), 0) AS delivered,
+        coalesce(sum(acknowledged), 0) AS acknowledged, coalesce(sum(came_expired), 0) AS expired,
+        coalesce(sum(expired_unread), 0) AS expired_unread, coalesce(sum(dead), 0) AS dead
+    FROM mailbox_figures"""
 _HOUR = timedelta(hours=1)
-Row = dict[str, Any]
+_ASKED = StructType(
+    [
+        StructField("tenant", StringType()),
+        *(StructField(name, TimestampType()) for name in ("begin_at", "end_at")),
+        *(StructField(name, LongType()) for name in ("goal", "step_length", "step_shift")),
+    ]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,39 +61,51 @@ class Span:
     end: datetime
 
     @property
-    def hours(self) -> list[datetime]:
-        """The beginnings of its hours."""
-        return [self.begin + number * _HOUR for number in range((self.end - self.begin) // _HOUR)]
+    def days(self) -> float:
+        """How long it is."""
+        return (self.end - self.begin) / timedelta(days=1)
 
-    def contains(self, moment: Column) -> Column:
-        """Whether a timestamp is in the span."""
-        return (moment >= F.lit(self.begin)) & (moment < F.lit(self.end))
+    def steps(self, grain: str) -> list[datetime]:
+        """Return the beginnings of its steps; the first may be before ``begin``."""
+        first = step_of(self.begin, grain)
+        return [first + number * GRAINS[grain] for number in range(-((first - self.end) // GRAINS[grain]))]
 
 
 @dataclass(frozen=True, slots=True)
 class UsageSummary:
-    """A report's numbers; lists by hour go with ``span.hours``."""
+    """A report's numbers; lists by step go with ``steps``."""
 
     span: Span
+    grain: str
+    goal: int
+    """Milliseconds within which messages should be delivered first."""
     tenant: str | None
     """None: all tenants."""
+    steps: list[datetime]
     mailboxes: int = 0
     """Mailboxes with events."""
     totals: dict[str, int] = field(default_factory=dict)
     """Sums over the span, by the names of :data:`pipeline.reports.usage.TOTALS`."""
+    before: dict[str, int] | None = None
+    """The same of the time before, which is as long; None if the tables do not go back so far."""
     flows: dict[str, list[int]] = field(default_factory=dict)
-    """By the names of :data:`PER_HOUR`."""
+    """The totals by step."""
     depth: list[int] = field(default_factory=list)
+    """Messages at the end of each step."""
     depth_bytes: list[int] = field(default_factory=list)
-    waits: dict[str, list[float | None]] = field(default_factory=dict)
-    """Milliseconds by name (``first_p50``); None in hours whose messages were not delivered."""
+    waits: dict[str, list[Row | None]] = field(default_factory=dict)
+    """By the names of :data:`pipeline.reports.usage.WAITS`: ``messages``, ``p50`` …, and how many were ``within`` the
+    goal; None in steps whose messages were not delivered."""
+    week: list[list[int]] = field(default_factory=list)
+    """Messages sent by weekday, Monday first, and hour of the local clock."""
     tenants: list[tuple[str, list[int]]] = field(default_factory=list)
     """Bytes that came in by tenant, the largest first and :data:`OTHERS` together last."""
     by_tenant: list[Row] = field(default_factory=list)
     """A row for each tenant, by bytes that came in: ``tenant``, :data:`PER_TENANT`."""
-    slowest: list[Row] = field(default_factory=list)
-    filling: list[Row] = field(default_factory=list)
-    behind: list[Row] = field(default_factory=list)
+    funnel: Row = field(default_factory=dict)
+    """What became of the messages that became visible in the span, each counted once: ``came``, ``delivered`` …"""
+    lists: dict[str, list[Row]] = field(default_factory=dict)
+    """By the names of :data:`LISTS`, ``slowest`` and ``behind``."""
     gaps: Sequence[Row] = ()
     """Times whose events are lost, from gaps.jsonl."""
     quarantined: Sequence[tuple[str, int]] = ()
@@ -80,14 +113,15 @@ class UsageSummary:
 
     def listed(self) -> list[int]:
         """Return the numbers of the mailboxes in the lists."""
-        return sorted({row["mailbox"] for rows in (self.slowest, self.filling, self.behind) for row in rows})
+        return sorted({row["mailbox"] for rows in self.lists.values() for row in rows})
 
 
 def span_of(stored: tuple[datetime, datetime] | None, first: date | None, last: date | None) -> Span:
     """Return the span from the beginning of ``first`` to the end of ``last``, cut to what the tables have.
 
     ``stored`` are their first and last hour, None if they are empty. ``last`` defaults to the day of the last hour, and
-    without ``first`` the span is 30 days. Raises :class:`BadRequestError` for days in the wrong order or more than 366.
+    without ``first`` the span is that day and the 29 before. Raises :class:`BadRequestError` for days in the wrong
+    order or more than 366.
     """
     if first is not None and last is not None and first > last:
         raise BadRequestError("from", f"expected a day not after {last}, got {first}")
@@ -96,184 +130,170 @@ def span_of(stored: tuple[datetime, datetime] | None, first: date | None, last: 
     end = newest + _HOUR
     if last is not None:
         end = min(end, _midnight(last) + timedelta(days=1))
-    begin = end - timedelta(days=DEFAULT_DAYS) if first is None else _midnight(first)
+    begin = _midnight((end - _HOUR).date() - timedelta(days=DEFAULT_DAYS - 1) if first is None else first)
     begin = max(begin, oldest)
     if end - begin > timedelta(days=MAX_DAYS):
         raise BadRequestError("from", f"expected at most {MAX_DAYS} days, got {(end - begin).days}")
     return Span(begin, max(begin, end))
 
 
+def grain_of(span: Span, chosen: str | None) -> str:
+    """Return the steps of a report: the chosen ones, else hours up to 3 days, weeks from 93 on, and days between.
+
+    Raises :class:`BadRequestError` for more than :data:`MAX_STEPS` steps.
+    """
+    if chosen is None:
+        return "hour" if span.days <= 3 else "day" if span.days <= 92 else "week"
+    if (steps := len(span.steps(chosen))) > MAX_STEPS:
+        raise BadRequestError("by", f"expected at most {MAX_STEPS} steps, got {steps} of one {chosen}")
+    return chosen
+
+
+def step_of(hour: datetime, grain: str) -> datetime:
+    """Return the beginning of the step that an hour belongs to."""
+    return hour - (hour - _MONDAY) % GRAINS[grain]
+
+
 def summarize(
-    hourly: DataFrame,
-    waits: DataFrame,
-    groups: DataFrame,
+    engine: Engine,
     span: Span,
     *,
     tenant: str | None = None,
+    grain: str | None = None,
+    goal: int = 60_000,
+    offset: timedelta = timedelta(),
     gaps: Sequence[Row] = (),
     quarantined: Sequence[tuple[str, int]] = (),
 ) -> UsageSummary:
-    """Compute a report from whole tables; ``hourly`` must have all hours since the first, or depths are wrong."""
-    whose = F.lit(True) if tenant is None else F.col("tenant") == tenant
-    depths = usage.with_depth(hourly.where(whose & (F.col("hour") < F.lit(span.end)))).cache()
-    rows = depths.where(span.contains(F.col("hour")))
-    mailboxes = by_mailbox(rows).cache()
-    try:
-        summed = (*usage.TOTALS, "change", "change_bytes")
-        sums = _by_hour(depths.groupBy("hour").agg(*(F.sum(name).alias(name) for name in summed)), summed)
-        flows = {name: [value or 0 for value in _hour_values(sums, name, span)] for name in usage.TOTALS}
-        count = mailboxes.count()
-        selected = waits.where(F.col("tenant").eqNullSafe(F.lit(tenant)) & span.contains(F.col("hour")))
-        names = [f"{wait}_{name}" for wait in usage.WAITS for name in usage.QUANTILES]
-        wait_rows = _by_hour(selected, names)
-        by_tenant = _by_tenant(depths, span)
-        return UsageSummary(
-            span,
-            tenant,
-            mailboxes=count,
-            totals={name: sum(flow) for name, flow in flows.items()},
-            flows={name: flows[name] for name in PER_HOUR},
-            depth=_running_total(sums, "change", span),
-            depth_bytes=_running_total(sums, "change_bytes", span),
-            waits={name: _hour_values(wait_rows, name, span) for name in names},
-            # The shares of a single tenant are the flow that was summed already.
-            tenants=_shares(rows, by_tenant, span) if tenant is None else [(tenant, flows["bytes_in"])][:count],
-            by_tenant=by_tenant,
-            slowest=_rows(slowest(mailboxes)),
-            filling=_rows(filling(mailboxes)),
-            behind=_rows(behind(rows, groups.where(whose & span.contains(F.col("hour"))))),
-            gaps=gaps,
-            quarantined=quarantined,
-        )
-    finally:
-        mailboxes.unpersist()
-        depths.unpersist()
+    """Compute a report from the usage tables, which the engine knows by their names.
+
+    ``goal`` is in milliseconds, ``offset`` that of the local clock from UTC.
+    """
+    steps = grain_of(span, grain)
+    define_report(engine, span, tenant, steps, goal)
+    starts = span.steps(steps)
+    hours = {_moment(row.pop("hour")): row for row in engine.rows(usage.read_sql("by_hour"))}
+    inside = {hour: row for hour, row in hours.items() if hour >= span.begin}
+    by_step = _sums(inside, steps)
+    flows = {name: [by_step.get(start, {}).get(name, 0) for start in starts] for name in usage.TOTALS}
+    by_tenant = engine.rows(usage.read_sql("by_tenant"))
+    return UsageSummary(
+        span,
+        steps,
+        goal,
+        tenant,
+        starts,
+        mailboxes=sum(row["mailboxes"] for row in by_tenant),
+        totals={name: sum(flow) for name, flow in flows.items()},
+        before=_before(hours, span),
+        flows=flows,
+        depth=_running_total(hours, "change", starts, steps),
+        depth_bytes=_running_total(hours, "change_bytes", starts, steps),
+        waits=_waits(engine, starts),
+        week=_week(inside, offset),
+        tenants=_shares(engine, starts, steps),
+        by_tenant=by_tenant,
+        funnel=engine.rows(_FUNNEL)[0],
+        lists=_lists(engine),
+        gaps=gaps,
+        quarantined=quarantined,
+    )
 
 
-def missing(spark: SparkSession, lake: Path, span: Span) -> tuple[list[Row], list[tuple[str, int]]]:
+def define_report(engine: Engine, span: Span, tenant: str | None, grain: str, goal: int) -> None:
+    """Define what a report is asked for, and the hours and mailboxes of it."""
+    length = GRAINS[grain] // _MILLISECOND
+    shift = length - (_MONDAY - _EPOCH) // _MILLISECOND % length
+    engine.values("asked", _ASKED, [(tenant, span.begin, span.end, goal, length, shift)])
+    for name in _VIEWS:
+        engine.define(name, usage.read_sql(name), kept=True)
+
+
+def missing(lake: Path, span: Span) -> tuple[list[Row], list[tuple[str, int]]]:
     """Return what a report lacks: the gaps in a span, and why lines found since it began are invalid, with counts."""
-    return _gaps(spark, lake, span), _unreadable(spark, lake, span)
+    gaps = _read(lake, GAPS, "why", "events", "from", "to")
+    known = [row for row in gaps if row["from"] is None or (row["from"] < span.end and row["to"] >= span.begin)]
+    known.sort(key=lambda row: row["from"] or span.begin)
+    lines = _read(lake, QUARANTINE, "seen", "reason")
+    counts = Counter(row["reason"] for row in lines if row["seen"] >= span.begin)
+    return known[:LISTED], counts.most_common(LISTED)
 
 
-def _gaps(spark: SparkSession, lake: Path, span: Span) -> list[Row]:
-    files = [file["path"] for file in LakeTable(table_path(lake, GAPS_TABLE), GAPS).files()]
-    if not files:
+def _read(lake: Path, name: str, *columns: str) -> list[Row]:
+    if not DeltaTable.is_deltatable(str(table_path(lake, name))):
         return []
-    touching = (F.col("from") < F.lit(span.end)) & (F.col("to") >= F.lit(span.begin))
-    found = read_files(spark, GAPS, files).where(F.col("from").isNull() | touching)
-    times = (F.unix_millis(name).alias(name) for name in ("from", "to"))
-    rows = [row.asDict() for row in found.select("why", "events", *times).orderBy("from").limit(20).collect()]
-    return [
-        {**row, **{name: row[name] if row[name] is None else _moment(row[name]) for name in ("from", "to")}}
-        for row in rows
-    ]
+    rows: list[Row] = DeltaTable(table_path(lake, name)).to_pyarrow_table(columns=list(columns)).to_pylist()
+    return rows
 
 
-def _unreadable(spark: SparkSession, lake: Path, span: Span) -> list[tuple[str, int]]:
-    files = [file["path"] for file in LakeTable(table_path(lake, QUARANTINE_TABLE), QUARANTINE).files()]
-    if not files:
-        return []
-    lines = read_files(spark, QUARANTINE, files).where(F.col("seen") >= F.lit(span.begin))
-    reasons = lines.groupBy("reason").agg(F.count("*").alias("lines")).orderBy(F.desc("lines")).limit(20)
-    return [(row["reason"], row["lines"]) for row in reasons.collect()]
+def _before(hours: Mapping[datetime, Row], span: Span) -> dict[str, int] | None:
+    begin = span.begin - (span.end - span.begin)
+    if not hours or min(hours) > begin:
+        return None
+    rows = [row for hour, row in hours.items() if begin <= hour < span.begin]
+    return {name: sum(row[name] for row in rows) for name in usage.TOTALS}
 
 
-def by_mailbox(rows: DataFrame) -> DataFrame:
-    """Return a row for each mailbox: its worst hour, what was sent to it and taken by groups, and its last hour."""
-    worst = F.struct("first_p95", "hour", "first_p50", "first_p99", "first_count")
-    return rows.groupBy("tenant", "mailbox").agg(
-        F.max(F.when(F.col("first_count") > 0, worst)).alias("worst"),
-        F.sum("sent").alias("sent"),
-        F.sum(F.col("delivered") + F.col("leased") + F.col("acknowledged")).alias("taken"),
-        F.max(F.struct("hour", "depth", "depth_bytes")).alias("newest"),
-    )
+def _sums(hours: Mapping[datetime, Row], grain: str) -> dict[datetime, dict[str, int]]:
+    found: dict[datetime, dict[str, int]] = {}
+    for hour, row in hours.items():
+        sums = found.setdefault(step_of(hour, grain), dict.fromkeys(row, 0))
+        for name, value in row.items():
+            sums[name] += value
+    return found
 
 
-def slowest(mailboxes: DataFrame) -> DataFrame:
-    """Return mailboxes by their worst hour: the one whose messages waited longest for the first delivery, at p95."""
-    waited = mailboxes.where("worst IS NOT NULL").select("tenant", "mailbox", "worst.*")
-    return waited.orderBy(F.desc("first_p95"), "tenant", "mailbox")
+def _running_total(hours: Mapping[datetime, Row], change: str, starts: Sequence[datetime], grain: str) -> list[int]:
+    """Return for each step the sum of all changes up to its end, those before the span included."""
+    ordered = sorted(hours)
+    totals, total, place = [], 0, 0
+    for start in starts:
+        while place < len(ordered) and ordered[place] < start + GRAINS[grain]:
+            total += hours[ordered[place]][change]
+            place += 1
+        totals.append(total)
+    return totals
 
 
-def filling(mailboxes: DataFrame) -> DataFrame:
-    """Return mailboxes to which mail was sent and from which no group took any, by their depth at the end."""
-    return (
-        mailboxes.where("sent > 0 AND taken = 0")
-        .select("tenant", "mailbox", "sent", "newest.depth", "newest.depth_bytes")
-        .orderBy(F.desc("depth"), F.desc("sent"), "tenant", "mailbox")
-    )
+def _waits(engine: Engine, starts: Sequence[datetime]) -> dict[str, list[Row | None]]:
+    rows = engine.rows(usage.read_sql("waits_by_step"))
+    found = {(WAITS[row["wait"]], _moment(row["step"])): row for row in rows}
+    return {wait: [found.get((wait, start)) for start in starts] for wait in usage.WAITS}
 
 
-def behind(rows: DataFrame, groups: DataFrame) -> DataFrame:
-    """Return groups that were given less than half of what came, counted from the hour of their first delivery."""
-    begun = groups.groupBy("tenant", "mailbox", "group").agg(
-        F.min("hour").alias("since"), F.sum("given").alias("given"), F.sum("acknowledged").alias("acknowledged")
-    )
-    came = rows.select("tenant", "mailbox", "hour", "came")
-    return (
-        begun.where("given > 0")
-        .join(came, ["tenant", "mailbox"])
-        .where("hour >= since")
-        .groupBy("tenant", "mailbox", "group", "since", "given", "acknowledged")
-        .agg(F.sum("came").alias("came"))
-        .where("given * 2 < came")
-        .orderBy(F.desc(F.col("came") - F.col("given")), "tenant", "mailbox", "group")
-    )
+def _week(hours: Mapping[datetime, Row], offset: timedelta) -> list[list[int]]:
+    week = [[0] * 24 for _ in range(7)]
+    for hour, row in hours.items():
+        local = hour + offset
+        week[local.weekday()][local.hour] += row["sent"]
+    return week
 
 
-def _by_tenant(depths: DataFrame, span: Span) -> list[Row]:
-    inside = span.contains(F.col("hour"))
-    found = depths.groupBy("tenant").agg(
-        F.count_distinct(F.when(inside, F.col("mailbox"))).alias("mailboxes"),
-        *(F.sum(F.when(inside, F.col(name)).otherwise(0)).alias(name) for name in usage.TOTALS),
-        F.sum("change").alias("depth"),
-        F.sum("change_bytes").alias("depth_bytes"),
-    )
-    rows = found.where("mailboxes > 0 OR depth > 0").orderBy(F.desc("bytes_in"), "tenant").collect()
-    return [row.asDict() for row in rows]
-
-
-def _shares(rows: DataFrame, by_tenant: Sequence[Row], span: Span) -> list[tuple[str, list[int]]]:
-    largest = [row["tenant"] for row in by_tenant if row["mailboxes"]][:TENANTS]
+def _shares(engine: Engine, starts: Sequence[datetime], grain: str) -> list[tuple[str, list[int]]]:
     # The others have the key None, since a tenant may have any name.
-    name = F.when(F.col("tenant").isin(largest), F.col("tenant")).alias("name")
     found: dict[str | None, dict[datetime, int]] = {}
-    by_hour = rows.groupBy(name, F.unix_millis("hour").alias("ms")).agg(F.sum("bytes_in").alias("bytes"))
-    for row in by_hour.collect():
-        found.setdefault(row["name"], {})[_moment(row["ms"])] = row["bytes"]
+    for row in engine.rows(usage.read_sql("tenant_bytes")):
+        steps, step = found.setdefault(row["tenant"], {}), step_of(_moment(row["hour"]), grain)
+        steps[step] = steps.get(step, 0) + row["bytes_in"]
 
     def rank(name: str | None) -> tuple[bool, int, str]:
         return name is None, -sum(found[name].values()), name or ""
 
     return [
-        (OTHERS if name is None else name, [found[name].get(hour, 0) for hour in span.hours])
+        (OTHERS if name is None else name, [found[name].get(start, 0) for start in starts])
         for name in sorted(found, key=rank)
     ]
 
 
-def _running_total(sums: Mapping[datetime, Row], change: str, span: Span) -> list[int]:
-    """Return for each hour of the span the sum of all changes up to its end, those before the span included."""
-    before = sum(row[change] for hour, row in sums.items() if hour < span.begin)
-    changes = (value or 0 for value in _hour_values(sums, change, span))
-    return list(accumulate(changes, initial=before))[1:]
-
-
-def _hour_values(rows: Mapping[datetime, Row], name: str, span: Span) -> list[Any]:
-    """Return a value for each hour of the span, None where there is no row."""
-    return [rows[hour][name] if hour in rows else None for hour in span.hours]
-
-
-def _by_hour(table: DataFrame, names: Sequence[str]) -> dict[datetime, Row]:
-    collected = table.select(F.unix_millis("hour").alias("ms"), *names).collect()
-    return {_moment(row["ms"]): row.asDict() for row in collected}
-
-
-def _rows(table: DataFrame) -> list[Row]:
-    # Spark returns timestamps in the time zone of this machine.
-    times = [name for name, kind in table.dtypes if kind == "timestamp"]
-    plain = table.limit(LISTED).withColumns({name: F.unix_millis(name) for name in times})
-    rows = [row.asDict() for row in plain.collect()]
-    return [{name: _moment(value) if name in times else value for name, value in row.items()} for row in rows]
+def _lists(engine: Engine) -> dict[str, list[Row]]:
+    lists = {
+        name: engine.rows(
+            f"SELECT * FROM mailbox_figures WHERE {which} ORDER BY {order}, tenant, mailbox LIMIT {LISTED}"
+        )
+        for name, (which, order) in LISTS.items()
+    }
+    lists |= {name: engine.rows(usage.read_sql(name)) for name in ("slowest", "behind")}
+    return lists
 
 
 def _moment(milliseconds: int) -> datetime:

@@ -23,7 +23,7 @@ from mediator.settings.settings import Settings
 
 DOCS = Path(__file__).parents[2] / "docs"
 HEAVY = ("nats", "pydantic_settings", "aiohttp", "apscheduler", "peewee", "prometheus_client", "uvloop", "structlog")
-HEAVY += ("pyspark", "py4j", "pyarrow", "deltalake", "plotly", "pandas")
+HEAVY += ("pyspark", "py4j", "pyarrow", "deltalake", "duckdb", "pandas")
 OF_NO_CLIENT = {*HEAVY, "numpy", "onnxruntime", "mediator.mailboxes.sending", "mediator.operate.records", "pickup.part"}
 OF_NO_CLIENT = (OF_NO_CLIENT | {"pipeline.part", "registry.part"}) - {"nats"}
 RARE = ("authlib.oidc", "deltalake", "joserfc", "markdown_it", "onnxruntime", "opentelemetry", "pyspark", "torch")

@@ -6,9 +6,9 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from mediator.journal import FOLDER
-from pipeline.lake import USAGE_HOURLY
 from pipeline.lake.ingest import ingest
-from pipeline.reports.usage import read, update
+from pipeline.reports.engines import duck_engine
+from pipeline.reports.usage import define_tables, update
 from tests.integration.test_journal import Run
 from tests.slow.spark.journals import held, row
 
@@ -39,6 +39,8 @@ async def test_what_happens_after_a_restore_is_ingested_and_counted(spark: Spark
     events = {row(each) for each in (*lost, *run.told())}
     assert len(events) == 5
     assert sorted(held(lake)) == sorted(events)
-    update(spark, lake)
-    [total] = read(spark, lake, USAGE_HOURLY).groupBy().sum("sent", "came", "leased").collect()
-    assert tuple(total) == (3, 3, 1)
+    with duck_engine() as engine:
+        update(engine, lake)
+        define_tables(engine, lake)
+        [total] = engine.rows("SELECT sum(sent), sum(came), sum(leased) FROM usage_hourly")
+    assert tuple(total.values()) == (3, 3, 1)

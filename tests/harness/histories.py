@@ -148,6 +148,7 @@ class Known:
     size: int = 0
     came: int | None = None
     gone: int | None = None
+    expired: bool = False
     released: bool = False
     created_at: int = 0
     given: int | None = None
@@ -186,7 +187,7 @@ class Calculated:
             counts["sent"] += 1
             counts["bytes_in"] += event.size
         elif event.type in GONE:
-            known.gone = at
+            known.gone, known.expired = at, event.type is EventType.EXPIRED
         elif event.type in GIVEN:
             known.created_at = event.created_at
             known.given = min(event.at, known.given or event.at)
@@ -214,6 +215,25 @@ class Calculated:
             if message.gone is None or message.gone > at
         ]
         return len(sizes), sum(sizes)
+
+    def fates(self) -> dict[tuple[int, int], dict[str, int]]:
+        """Return by mailbox and hour what has become of the messages that became visible in it."""
+        found: dict[tuple[int, int], dict[str, int]] = {}
+        for (box, _), message in self.messages.items():
+            if message.came is not None:
+                untouched = message.given is None and message.acked is None and message.gone is None
+                is_of = {
+                    "came": True,
+                    "delivered": message.given is not None,
+                    "acknowledged": message.acked is not None,
+                    "expired": message.expired,
+                    "expired_unread": message.expired and message.given is None,
+                    "unread": untouched,
+                }
+                counts = found.setdefault((box, message.came), dict.fromkeys(is_of, 0))
+                for name, holds in is_of.items():
+                    counts[name] += holds
+        return found
 
     def waits(self, at: int, box: int | None = None) -> dict[str, list[int]]:
         """Return the waits of messages that became visible in an hour, in one mailbox or all."""
