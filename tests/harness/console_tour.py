@@ -58,6 +58,9 @@ OPERATORS = json.dumps([{"name": name, "token": token, "roles": [role]} for name
 SETTINGS = {"MEDIATOR_OPERATORS__TOKENS": OPERATORS}
 AXE = """axe.run(document, {resultTypes: ["violations"]}).then(found => found.violations.map(
   each => `${each.impact} ${each.id}: ${each.nodes.map(node => node.html.slice(0, 200)).join(" ")}`))"""
+WIDE_TABLES = f"""innerWidth < {DESKTOP} ? [] : [...document.querySelectorAll(".scroll")]
+  .filter(each => each.scrollWidth > each.clientWidth)
+  .map(each => `a table scrolls: ${{each.getAttribute("aria-label")}}`)"""
 FOCUSABLE = """[...document.querySelectorAll(
   "a[href], button, input:not([type=hidden]), select, textarea, summary, [tabindex='0']")]
   .filter(each => each.checkVisibility() && each.getClientRects().length).length"""
@@ -220,12 +223,16 @@ async def examine(tab: Tab, url: str) -> list[str]:
 
 
 async def find_faults(tab: Tab) -> list[str]:
-    """Return what is wrong with the page that is shown: what axe finds, and whether it is wider than the window."""
+    """Return what is wrong with the page that is shown: what axe finds, and what is wider than the window.
+
+    On a phone tables scroll sideways.
+    """
     if not await tab.evaluate("typeof axe !== 'undefined'"):
         await tab.evaluate(f"{_axe()};0")
     found: list[str] = await tab.evaluate(AXE)
     if await tab.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"):
         found.append("wider than the window")
+    found += await tab.evaluate(WIDE_TABLES)
     return found
 
 
