@@ -56,9 +56,9 @@ def second(id: str, sentence: str) -> Callable[[Run], Run]:
     return SUITE.check(id, Level.MUST, "mq9 core features, second edition", sentence)
 
 
-def design(id: str, sentence: str) -> Callable[[Run], Run]:
+def design(id: str, sentence: str, level: Level = Level.MUST) -> Callable[[Run], Run]:
     """Add a check of the questions and answers."""
-    return SUITE.check(id, Level.MUST, "mq9 protocol design, questions and answers", sentence)
+    return SUITE.check(id, level, "mq9 protocol design, questions and answers", sentence)
 
 
 def own(id: str, rule: str, sentence: str) -> Callable[[Run], Run]:

@@ -5,7 +5,7 @@ import json
 import time
 from typing import Any
 
-from conformance.checks import CheckFailedError, NotOfferedError, expect
+from conformance.checks import CheckFailedError, Level, NotOfferedError, expect
 from conformance.mq9.editions import first_mailbox, header, listed, new_domain, older_mailbox, public, publish, unread
 from conformance.mq9.session import MAILBOX_TTL, PREFIX, BrokerSession, design, equal, flush, own, payloads
 
@@ -110,7 +110,11 @@ async def older_tags(session: BrokerSession) -> None:
     equal("messages without a filter", len(await listed(session, mailbox)), 3)
 
 
-@design("mq9.design.list", "A max_count limit is recommended (defaulting to the latest N messages).")
+@design(
+    "mq9.design.list",
+    "A max_count limit is recommended (defaulting to the latest N messages)",
+    Level.SHOULD,
+)
 async def older_list(session: BrokerSession) -> None:
     mailbox = await older_mailbox(session)
     await publish(session, f"MAILBOX.MSG.{mailbox}", b"a", b"b", b"c")
