@@ -1,14 +1,16 @@
 """Checks of envelopes that are damaged, forged, plain or repeated: none of them may have an effect."""
 
+import contextlib
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable
 from typing import Any
 
 import orjson
 
-from conformance.checks import Level, expect
+from conformance.checks import CannotTryError, Level, expect
 from conformance.didcomm.mediation import MEDIATION_1, MEDIATION_3, Mediation
 from conformance.didcomm.session import SUITE, V1, V2, DidcommSession, HttpAnswer, Mailbox, eventually, written
+from pickup.client import ProblemError
 from pickup.client.plaintext import Json, id_of, write
 from pickup.message import encode
 from pickup.rules.names import canonical
@@ -35,13 +37,28 @@ def add_key(mailbox: Mailbox, key: str) -> Json:
     return written(mailbox.holder, version.type("keylist-update"), {"updates": updates})
 
 
-async def has_no_effect(session: DidcommSession, mailbox: Mailbox, body: bytes, key: str) -> HttpAnswer:
-    """Post a bad update, and fail where the key is in the keylist afterwards, or the answer is one to it."""
-    answer = await session.post(mailbox.holder.link.url("http", "https"), body, mailbox.holder.generation)
-    version = MEDIATIONS[mailbox.holder.generation]
-    listed = version.keys(await version.query(mailbox.holder))
-    expect(canonical(key) not in listed, "the envelope was obeyed: the key is in the keylist")
+async def has_no_effect(session: DidcommSession, mailbox: Mailbox, body: bytes, key: str) -> HttpAnswer | None:
+    """Post a bad update, fail where the key is registered afterwards, and return the answer; None: there was none."""
+    answer = None
+    with contextlib.suppress(CannotTryError):
+        answer = await session.post(mailbox.holder.link.url("http", "https"), body, mailbox.holder.generation)
+    expect(not await is_registered(mailbox, key), "the envelope was obeyed: the key is registered")
     return answer
+
+
+async def is_registered(mailbox: Mailbox, key: str) -> bool:
+    """Whether a key is in the keylist; where that cannot be read, whether mail for it arrives."""
+    version = MEDIATIONS[mailbox.holder.generation]
+    for _ in range(2):
+        # A report on the bad envelope may come first, as the answer to another request.
+        with contextlib.suppress(ProblemError):
+            return canonical(key) in version.keys(await version.query(mailbox.holder))
+    try:
+        before = (await mailbox.holder.status()).count
+        await mailbox.try_to_send("is it registered?", key)
+        return (await mailbox.holder.status()).count > before
+    except ProblemError as error:
+        raise CannotTryError(f"neither the keylist nor the queue can be read: {error}") from error
 
 
 async def _mailbox(session: DidcommSession, version: Mediation) -> tuple[Mailbox, str]:
@@ -94,7 +111,7 @@ for _generation in (V1, V2):
             message = {**add_key(mailbox, key), "from": mine, "to": [stranger.did]}
             body = await envelopes.seal_v2(message, stranger.did, mine)
         answer = await has_no_effect(session, mailbox, body, key)
-        expect(not (200 <= answer.status < 300 and answer.body), "it is answered with a message")
+        expect(not (answer and 200 <= answer.status < 300 and answer.body), "it is answered with a message")
 
     @SUITE.check(
         f"didcomm.envelopes-{_generation}.anonymous-update-is-refused",
@@ -172,8 +189,7 @@ async def from_of_another(session: DidcommSession) -> None:
     (mailbox, key), thief = await _mailbox(session, MEDIATION_3), await MEDIATION_3.mailbox(session)
     forged = {**add_key(mailbox, key), "from": mailbox.holder.link.mine}
     await has_no_effect(session, mailbox, await session.seal(thief.holder, forged), key)
-    listed = MEDIATION_3.keys(await MEDIATION_3.query(thief.holder))
-    expect(canonical(key) not in listed, "the envelope was obeyed as one of its sealer")
+    expect(not await is_registered(thief, key), "the envelope was obeyed as one of its sealer")
 
 
 @SUITE.check(
@@ -249,8 +265,7 @@ async def unpadded_and_padded(session: DidcommSession) -> None:
             text = whole[name].rstrip("=")
             whole[name] = text + "=" * (-len(text) % 4) if pad else text
         await session.post(mailbox.holder.link.url("http", "https"), orjson.dumps(whole), V1)
-        listed = version.keys(await version.query(mailbox.holder))
-        expect(canonical(key) in listed, f"an envelope {'with' if pad else 'without'} padding is not taken")
+        expect(await is_registered(mailbox, key), f"an envelope {'with' if pad else 'without'} padding is not taken")
 
 
 @SUITE.check(

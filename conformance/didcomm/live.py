@@ -39,10 +39,7 @@ async def go_live(socket: Socket, mailbox: Mailbox, version: Pickup) -> Plaintex
 
 async def pushed_text(socket: Socket, mailbox: Mailbox) -> str:
     """Return the text of the next mail that is pushed."""
-    while True:
-        frame = await socket.pushed()
-        if frame.mails:
-            return await mailbox.text(frame.mails[0])
+    return await mailbox.text(await socket.mail())
 
 
 async def texts_waiting(mailbox: Mailbox, *expected: str) -> None:

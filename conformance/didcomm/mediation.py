@@ -3,9 +3,7 @@
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-import orjson
-
-from conformance.checks import Level, expect
+from conformance.checks import CannotTryError, Level, expect
 from conformance.didcomm.session import (
     SUITE,
     V1,
@@ -15,7 +13,7 @@ from conformance.didcomm.session import (
     eventually,
     written,
 )
-from pickup.client import Holder
+from pickup.client import Holder, ProblemError
 from pickup.client.plaintext import Json, Plaintext
 from pickup.rules.names import canonical
 from pickup.rules.records import Generation
@@ -136,10 +134,10 @@ async def request_is_granted(session: DidcommSession, version: Mediation) -> Non
     of=(MEDIATION_1,),
 )
 async def keys_are_did_keys(session: DidcommSession, version: Mediation) -> None:
-    mailbox = await version.mailbox(session)
-    grant = await mailbox.holder.ask(version.type("mediate-request"))
-    listed = await version.query(mailbox.holder)
-    for key in (*grant.body["routing_keys"], *(item["recipient_key"] for item in listed.body["keys"])):
+    wallet = await version.wallet(session)
+    grant = await wallet.ask(version.type("mediate-request"))
+    updated = await version.update(wallet, (version.new_key(wallet), "add"))
+    for key in (*grant.body["routing_keys"], *(item["recipient_key"] for item in updated)):
         expect(str(key).startswith("did:key:"), f"the mediator writes a key as {key}")
 
 
@@ -230,7 +228,10 @@ async def query_lists_the_keys(session: DidcommSession, version: Mediation) -> N
 )
 async def query_lists_no_others(session: DidcommSession, version: Mediation) -> None:
     mailbox, other = await version.mailbox(session), await version.mailbox(session)
-    listed = version.keys(await version.query(other.holder))
+    try:
+        listed = version.keys(await version.query(other.holder))
+    except ProblemError as error:
+        raise CannotTryError(f"it lists no keys: {error}") from error
     expect(canonical(mailbox.key) not in listed, "the key of another connection is listed")
 
 
@@ -300,5 +301,3 @@ async def strangers_get_nothing(session: DidcommSession, version: Mediation) -> 
     for name, body in (("keylist-update", update), ("keylist-query", {})):
         answer = await session.request(wallet, written(wallet, version.type(name), body))
         expect(answer is not None and answer.name == "problem-report", f"{name} without mediation: {answer}")
-        assert answer is not None
-        expect(b"not-enrolled" in orjson.dumps(dict(answer.raw)), f"the report says {answer.body}")

@@ -213,13 +213,24 @@ class DidcommSession:
         return Holder(link, resources, pickup=pickup, mediation=mediation, seconds=self.seconds)
 
     async def _connect(self, made: ClientHandshake) -> Link:
-        reasons = []
-        for handshake in self.handshakes():
-            try:
-                return await made.make(handshake)
-            except ClientError as error:
-                reasons.append(f"{handshake}: {error}")
-        raise CannotTryError(f"no handshake works: {'; '.join(reasons)}")
+        # What works once is not sought again, and neither is what does not: each try may take until its timeout.
+        if self.target.handshake is None:
+            self.target.handshake, reasons = "", []
+            for handshake in self.handshakes():
+                try:
+                    link = await made.make(handshake)
+                except ClientError as error:
+                    reasons.append(f"{handshake}: {error}")
+                else:
+                    self.target.handshake = handshake
+                    return link
+            self.target.unusable = f"no handshake works: {'; '.join(reasons)}"
+        if not self.target.handshake:
+            raise CannotTryError(self.target.unusable)
+        try:
+            return await made.make(self.target.handshake)
+        except ClientError as error:
+            raise CannotTryError(f"{self.target.handshake}: {error}") from error
 
     def handshakes(self) -> list[str]:
         """Return the handshakes that the v1 invitation offers, of those that the client makes, the newest first."""
@@ -367,6 +378,7 @@ class Socket:
         self._session = session
         self._holder = holder
         self._pushed: list[PushedMessage] = []
+        self._mails: list[DeliveredMessage] = []
 
     async def tell(self, message: Json) -> None:
         """Send a plaintext."""
@@ -391,6 +403,12 @@ class Socket:
                 return await self._receive()
         except TimeoutError:
             raise CheckFailedError(f"nothing was pushed within {self._session.seconds:g} s") from None
+
+    async def mail(self) -> DeliveredMessage:
+        """Return the next mail that was pushed, several of which may come in one delivery."""
+        while not self._mails:
+            self._mails += (await self.pushed()).mails
+        return self._mails.pop(0)
 
     async def pushed_so_far(self, question: Json) -> list[PushedMessage]:
         """Return what was pushed before the answer to a question that is asked now."""

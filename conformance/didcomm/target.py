@@ -33,6 +33,11 @@ class Target:
     features: dict[Generation, frozenset[str] | None] = field(default_factory=dict)
     """Protocols with their versions that it discloses, once asked; None where it does not say."""
 
+    handshake: str | None = None
+    """The v1 handshake that works; None before one was made, empty when none does."""
+    unusable: str = ""
+    """Why none does."""
+
     @classmethod
     async def find(cls, words: Sequence[str], seconds: float) -> "Target":
         """Read invitations (links, files, DIDs), or look for them at a mediator's URL.

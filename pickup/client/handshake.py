@@ -80,13 +80,19 @@ class MediatorInvitation:
         if "recipientKeys" in raw:
             service: Any = raw
         else:
-            (service,) = raw["services"]
+            # RFC 0434: one service of several may be chosen; handshakes are made over HTTP.
+            services = raw["services"]
+            service = next((each for each in services if _is_http(each)), services[0])
         if isinstance(service, str):
             return cls(Generation.V1, raw["@id"], service, None, None, raw)
         key = names.canonical(service["recipientKeys"][0])
         if key is None:
             raise ValueError(service["recipientKeys"][0])
         return cls(Generation.V1, raw["@id"], None, key, service["serviceEndpoint"], raw)
+
+
+def _is_http(service: Any) -> bool:
+    return isinstance(service, Mapping) and str(service.get("serviceEndpoint")).startswith("http")
 
 
 def _inside(url: str) -> str | None:
@@ -151,9 +157,10 @@ class ClientHandshake:
 
     async def _exchange_1_0(self) -> tuple[str, Json]:
         key = self._wallet.new_key()
-        nym, document = self._old_document(key)
+        # As ACA-Py writes both, and the only form that it reads: the DID is qualified in the document alone.
+        did, document = self._old_document(key, "did:sov:")
         attached = _sign_jws(self._wallet, key, orjson.dumps(document))
-        body = {"label": self._label, "did": nym, "did_doc~attach": attached}
+        body = {"label": self._label, "did": did.removeprefix("did:sov:"), "did_doc~attach": attached}
         response = await self._request("didexchange/1.0/request", body, key)
         theirs = orjson.loads(self._signed(response.body.get("did_doc~attach")))
         await self._complete("didexchange/1.0/complete", response, key, services(theirs))
@@ -197,11 +204,11 @@ class ClientHandshake:
             raise ClientError(f"a handshake needs HTTP, the mediator names {', '.join(urls)}")
         return await conversation.post(self._session, url, sealed, V1, self._seconds)
 
-    def _old_document(self, key: str) -> tuple[str, Json]:
+    def _old_document(self, key: str, method: str = "") -> tuple[str, Json]:
         verkey = names.verkey(key)
-        nym, written = names.base58(verkey[:16]), names.base58(verkey)
+        nym, written = f"{method}{names.base58(verkey[:16])}", names.base58(verkey)
         return nym, {
-            "@context": "https://www.w3.org/ns/did/v1",
+            "@context": "https://w3id.org/did/v1",
             "id": nym,
             "publicKey": [
                 {"id": f"{nym}#1", "type": "Ed25519VerificationKey2018", "controller": nym, "publicKeyBase58": written}
@@ -241,7 +248,8 @@ class ClientHandshake:
             signed = unbase64(field["sig_data"])
             self._verify(unbase64(field["signature"]), signed)
             (at,) = struct.unpack(">Q", signed[:8])
-            if at and abs(at - time.time()) > 3600:
+            # Seconds; Credo writes milliseconds.
+            if at and abs((at if at < 1 << 36 else at / 1000) - time.time()) > 3600:
                 raise ClientError(f"the response was signed at {at}")
             value: Mapping[str, Any] = orjson.loads(signed[8:])
             return value
@@ -275,7 +283,9 @@ def _service_of(invitation: MediatorInvitation) -> tuple[str, str]:
 def services(document: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
     """Return the canonical key and the endpoints of a v1 document, old or new, by its services' priority."""
     keys: dict[str, str] = {}
-    for method in [*(document.get("publicKey") or []), *(document.get("verificationMethod") or [])]:
+    lists = (document.get(name) or [] for name in ("publicKey", "verificationMethod", "authentication"))
+    # What an authentication refers to is an object of another list, or stands there itself.
+    for method in (method for listed in lists for method in listed if isinstance(method, Mapping) and "id" in method):
         written = method.get("publicKeyBase58") or "did:key:" + str(method.get("publicKeyMultibase"))
         if (key := names.canonical(written)) is not None:
             keys[method["id"].rpartition("#")[2]] = key

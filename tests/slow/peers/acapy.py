@@ -25,9 +25,11 @@ STEP_WITHIN = 60.0
 class Agent:
     """One agent, which can be stopped and started again on the same wallet and ports."""
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, name: str, folder: Path, *options: str) -> None:
+        """``options`` are more of its command line."""
         self.name = name
         self.port = free_port()
+        self._options = options
         self.log = folder / f"{name}.log"
         self._folder = folder
         self._admin = f"http://127.0.0.1:{free_port()}"
@@ -37,11 +39,11 @@ class Agent:
         """Texts of the basic messages that came."""
 
     @classmethod
-    async def running(cls, name: str, services: Services, stack: AsyncExitStack) -> "Agent":
+    async def running(cls, name: str, services: Services, stack: AsyncExitStack, *options: str) -> "Agent":
         """Start an agent that ends with the test; without the program the test is skipped."""
         if not PROGRAM.exists():
             missing("ACA-Py is not there: `make peers` installs it")
-        agent = cls(name, services.folder)
+        agent = cls(name, services.folder, *options)
         agent.session = await stack.enter_async_context(aiohttp.ClientSession())
         await agent.listen(stack)
         stack.callback(agent.discard)
@@ -71,6 +73,7 @@ class Agent:
             "--admin", "127.0.0.1", self._admin.rpartition(":")[2], "--admin-insecure-mode",
             "--webhook-url", f"http://127.0.0.1:{self._hooks}",
             "--auto-accept-invites", "--auto-accept-requests", "--auto-ping-connection", "--log-level", "warning",
+            *self._options,
         ]  # fmt: skip
         # Its wallet lies in the home directory.
         self._process = spawn(command, self.log, {**os.environ, "HOME": str(self._folder)})
