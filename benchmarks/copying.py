@@ -16,7 +16,7 @@ FACTOR = 1.6
 
 
 def run(bench: Bench) -> Iterator[ResultRow]:
-    service, bare = ServiceProcess(bench.folder / "ours"), ServiceProcess(bench.folder / "bare")
+    service, bare = (ServiceProcess(bench.folder / name, semantic=False) for name in ("ours", "bare"))
     with running(service, bare):
         nats_clients.run("make", service, addresses=[COPIED, PLAIN, TARGET])
         nats_clients.run("make", bare, addresses=[PLAIN])

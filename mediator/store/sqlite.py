@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,7 @@ _ROWS = (64, 16, 4, 1)
 _RARE = slice(5, 10), slice(11, 13)
 """Where in :data:`MESSAGE_COLUMNS` stand the columns that are NULL for most messages; each that is named costs time."""
 _NO_RARE = (None,) * 5, (None,) * 2
+_mailbox_of = itemgetter(0)
 
 
 def _inserts(columns: Sequence[str]) -> dict[int, str]:
@@ -413,8 +415,11 @@ class SqliteDialect:
         self.connection.executemany(sql, parameters)
 
     def insert_messages(self, values: Sequence[Row]) -> None:
-        """Insert many rows with few statements: each statement releases the GIL and takes it back."""
-        for plain, group in groupby(values, _is_plain):
+        """Insert many rows with few statements: each statement releases the GIL and takes it back.
+
+        Those of one mailbox stand together: copies by rule, which have headers, come between others that have none.
+        """
+        for plain, group in groupby(sorted(values, key=_mailbox_of), _is_plain):
             rows = [(*row[:5], row[10]) if plain else row for row in group]
             start = 0
             for count in _ROWS:

@@ -61,7 +61,13 @@ def everything(tx: Transaction, mailbox: Mailbox, now: int = T0) -> list[StoredM
 
 def decoded(message: StoredMessage) -> Message:
     """Return a message that was read as it was when it was appended, all of it decoded."""
-    return Message(**{name: getattr(message, name) for name in (x.name for x in fields(Message)) if name != "volatile"})
+    return Message(
+        **{
+            name: getattr(message, name)
+            for name in (x.name for x in fields(Message))
+            if name not in ("volatile", "copy_rules")
+        }
+    )
 
 
 def handle(message: Message) -> Handle:
