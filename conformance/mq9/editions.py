@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 from nats.aio.msg import Msg
@@ -59,8 +58,9 @@ async def public(session: BrokerSession, **fields: Any) -> dict[str, dict[str, A
     found: dict[str, dict[str, Any]] = {}
     for page in range(1, 200):
         entries = (await session.ask("PUBLIC.LIST", {"limit": 1000, "page": page, **fields}))["mailboxes"]
+        before = len(found)
         found.update({entry["mail_id"]: entry for entry in entries})
-        if not entries:
+        if len(found) == before:
             break
     return {name: entry for name, entry in found.items() if name.startswith(session.prefix)}
 
@@ -404,8 +404,8 @@ async def mail_of_a_dead_worker(session: BrokerSession) -> None:
     done = header(got[0], "mq9-msg-id")
     if done is not None:
         await session.ask(f"MAILBOX.DELETE.{mailbox}.{done}", client=dying)
-    with suppress(AttributeError):
-        dying._transport._io_writer.transport.abort()  # type: ignore[union-attr]
+    # Neither UNSUB nor a drain: the connection just ends.
+    await dying.close()
     heir = await session.subscribe(f"MAILBOX.MSG.{mailbox}.*", "workers", await session.connect())
     left = [message.data for message in (got[1:] if done is not None else got)]
     equal("messages that the next member gets", sorted(await session.bodies(heir, len(left))), sorted(left))

@@ -326,6 +326,13 @@ FAULTS: dict[str, Fault] = {
 """Faults by the check that finds each."""
 
 
+async def test_replies_of_older_editions_need_no_error(service: Service):
+    checks = [check for check in SUITE if check.id.startswith(("mq9.first", "mq9.second"))]
+    async with faulty_broker(service.nats_port, says("MAILBOX", without_error)) as url:
+        results = await run_checks(checks, partial(BrokerSession.open, url, seconds=PATIENCE))
+    assert {result.check.id: result.detail for result in results if result.outcome is not Outcome.PASSED} == {}
+
+
 def test_every_sentence_of_the_texts_has_a_fault():
     sentences = {check.id for check in SUITE if check.level is Level.MUST}
     # Those that a server without mq9 is tried by.
