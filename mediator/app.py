@@ -57,6 +57,7 @@ from mediator.operate.copy_operations import CopyOperations, CopySeries
 from mediator.operate.diagnosis import Finding
 from mediator.operate.findings import TICK_SECONDS, RecentRefusals
 from mediator.operate.forgetting import ForgetOperations, Forgetting
+from mediator.operate.logs import LogOperations
 from mediator.operate.long_tasks import LongTaskOperations, LongTasks
 from mediator.operate.mailbox_operations import MailboxOperations, RankingOperations, find_address
 from mediator.operate.message_operations import DeadOperations, MessageOperations
@@ -397,6 +398,7 @@ async def _serve_operators(
         host.console.streams.end_forbidden()
 
     host.operations.add_methods(SettingsOperations(host.settings, apply_operators))
+    host.operations.add_methods(LogOperations())
     sign_in.render = await _open_console(host, health, backlog)
     AdminApi(host.operations, host.access).add_routes(host.app)
     # A live page ends when the session that opened it does, and one opened from this machine without signing in ends

@@ -24,6 +24,7 @@ from mediator.mailboxes.message import Door
 from mediator.operate.activity import HOUR, LANE_WORDS, RANGES, Activity
 from mediator.operate.activity_history import Sample
 from mediator.operate.admin_api import PREFIX
+from mediator.operate.logs import LEVELS, MAX_RECENT
 from mediator.operate.long_tasks import BackupFile
 from mediator.operate.operations import Actor, Answer, Right
 from mediator.operate.records import (
@@ -31,6 +32,7 @@ from mediator.operate.records import (
     Column,
     CopyRuleView,
     Kind,
+    LogLine,
     TenantTokenView,
     TenantUse,
     TenantUserView,
@@ -340,6 +342,16 @@ def _written(value: Any) -> str:
     return "none" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
+async def _show_log(visit: Visit) -> Shown:
+    level = visit.text("level")
+    lines = (await visit.run("log", **({"level": level} if level else {}), limit=MAX_RECENT))["lines"]
+    caption = f"What this instance logged last, newest first (at most {MAX_RECENT})"
+    return {"level": level, "levels": LEVELS, "lines": visit.table("lines", caption, _LOG, lines, empty="No lines.")}
+
+
+_LOG: Final = LogLine.columns("at", "level", "logger", "event", "fields")
+LOG_PAGES: Final = (Page("/log", "Log", _show_log, group="Service", right=Right.OPERATE, guide="operations"),)
+
 SETTINGS_PAGES: Final = (Page("/settings", "Settings", _show_settings, group="Service", guide="configuration"),)
 
 
@@ -426,7 +438,7 @@ def add_core_pages(console: Console, activity: Activity, broker: Broker) -> Call
     overview, mailboxes = Overview(console, activity), MailboxPages(console, broker)
     api = Page("/api", "Admin API", _show_api, "Service", guide="howto/operators")
     pages = (*overview.pages(), *mailboxes.pages(), *COPY_PAGES, *TENANT_PAGES, *AUDIT_PAGES, *SETTINGS_PAGES)
-    pages = (*pages, *CLEANUP_PAGES, *CHECKS_PAGES, api)
+    pages = (*pages, *CLEANUP_PAGES, *CHECKS_PAGES, *LOG_PAGES, api)
     console.add_pages("console", Path(__file__).with_name("templates"), *pages)
 
     async def write_sign_in(view: SignInView) -> str:

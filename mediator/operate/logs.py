@@ -1,11 +1,13 @@
-"""Logging to standard error, as text or JSON, with secrets removed (A7)."""
+"""Logging to standard error, as text or JSON, with secrets removed (A7); operators see the last lines."""
 
 import logging
 import sys
+import time
 import traceback
+from collections import deque
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, Literal, TextIO
+from typing import Any, Final, Literal, TextIO
 
 import orjson
 import structlog
@@ -14,6 +16,24 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 from mediator import request_context
 from mediator.errors import MediatorError
 from mediator.mailboxes.address import redact
+from mediator.operate.operations import (
+    TEXT,
+    Answer,
+    OperationRequest,
+    Right,
+    about,
+    limit,
+    many,
+    object_schema,
+    operation,
+)
+from mediator.operate.records import LogLine
+
+MAX_RECENT: Final = 500
+"""Lines that operators see."""
+MAX_RECENT_TEXT: Final = 2000
+"""Characters that are kept of the text of such a line, and of its details."""
+LEVELS: Final = ("debug", "info", "warning", "error", "critical")
 
 HIDDEN = "[hidden]"
 MAX_ERROR_TEXT = 300
@@ -54,7 +74,7 @@ def setup(level: str, form: Literal["console", "json"], stream: TextIO | None = 
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, _keep, renderer],
         )
     )
     root = logging.getLogger()
@@ -70,6 +90,48 @@ def setup(level: str, form: Literal["console", "json"], stream: TextIO | None = 
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=False,
     )
+
+
+_recent: deque[LogLine] = deque(maxlen=MAX_RECENT)
+
+
+def _keep(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Remember a line as it is written, without its secrets."""
+    rest = {key: value for key, value in event.items() if key not in _OWN_COLUMNS}
+    details = _to_json(rest)
+    _recent.append(
+        LogLine(
+            round(time.time() * 1000),
+            str(event.get("level", "")),
+            str(event.get("logger", "")),
+            str(event.get("event", ""))[:MAX_RECENT_TEXT],
+            orjson.loads(details) if len(details) <= MAX_RECENT_TEXT else {"details": details[:MAX_RECENT_TEXT]},
+        )
+    )
+    return event
+
+
+_OWN_COLUMNS: Final = frozenset({"timestamp", "level", "logger", "event"})
+
+
+class LogOperations:
+    """The operation ``log``."""
+
+    @operation(
+        "log",
+        Right.OPERATE,
+        f"The last lines that this instance logged, at most {MAX_RECENT}, the newest first; the log has all of them",
+        object_schema(lines=many(LogLine.schema())),
+        fields={
+            "level": about(TEXT, "Only lines of this level or a worse one.", enum=list(LEVELS)),
+            "limit": limit(MAX_RECENT),
+        },
+        path="/log",
+    )
+    async def _log(self, request: OperationRequest) -> Answer:
+        worse = LEVELS[LEVELS.index(request.get("level", LEVELS[0])) :]
+        found = [line for line in reversed(list(_recent)) if line.level in worse]
+        return {"lines": [line.to_json() for line in found[: request["limit"]]]}
 
 
 def name_request(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:

@@ -598,6 +598,17 @@ class TenantView(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class LogLine(Record):
+    """A line of the service's log."""
+
+    at: Annotated[Time, Column("time")]
+    level: Annotated[str, Column(kind=Kind.STATE)]
+    logger: Annotated[str, Column("part")]
+    event: str
+    fields: Annotated[Mapping[str, Any], Column("details")]
+
+
+@dataclass(frozen=True, slots=True)
 class AuditEntry(Record):
     """What an operator did, once or several times."""
 

@@ -22,6 +22,7 @@ from mediator.operate.activity import SAMPLE_SECONDS, Activity
 from mediator.operate.backlog import BacklogMeter
 from mediator.operate.copy_operations import CopyOperations
 from mediator.operate.findings import RecentRefusals
+from mediator.operate.logs import LogOperations
 from mediator.operate.long_tasks import LongTaskOperations, LongTasks
 from mediator.operate.mailbox_operations import MailboxOperations, RankingOperations
 from mediator.operate.message_operations import DeadOperations, MessageOperations
@@ -109,6 +110,7 @@ async def console_site(
         service = ServiceOperations(inner.broker, settings, directory, health, "", 0, (), backlog, refusals)
         host.operations.add_methods(service)
         host.operations.add_methods(SettingsOperations(settings, access.apply_settings))
+        host.operations.add_methods(LogOperations())
         updater = TenantUpdater(inner.broker, directory, None, None)
         host.operations.add_methods(TenantOperations(inner.broker, settings, directory, updater))
         tasks = LongTasks(settings)

@@ -45,6 +45,7 @@ PAGES = {
     "tenant": "/console/tenants/acme",
     "invitations": "/console/invitations",
     "audit": "/console/audit",
+    "log": "/console/log",
     "try": "/console/try",
     "settings": "/console/settings",
     "agents": "/console/agents?request=Cook+soup+for+forty+guests.+Warn+me+of+floods.",

@@ -3,16 +3,20 @@
 import io
 import json
 import logging
+from collections import deque
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 import structlog
 
-from mediator.errors import NoSuchMailboxError
+from mediator.errors import NoSuchMailboxError, NotAllowedError
 from mediator.mailboxes.address import redact
 from mediator.operate import logs
+from mediator.operate.logs import LogOperations
+from mediator.operate.operations import Actor, Operations, Right
 
 ADDRESS = "kx7fsecretaddressofsomebody"
 
@@ -136,3 +140,46 @@ def test_a_value_json_does_not_know_is_written_as_text() -> None:
     stream = lines()
     structlog.get_logger().info("odd", what={1, 2}, keys={3: object})
     assert only(stream)["what"] == "{1, 2}"
+
+
+# The last lines, for operators.
+
+
+async def recent(**fields: Any) -> list[dict[str, Any]]:
+    operations = Operations()
+    operations.add_methods(LogOperations())
+    operator = Actor("ada", frozenset({Right.READ, Right.OPERATE}), "token")
+    answer = await operations.run(operator, "log", {"limit": logs.MAX_RECENT, **fields})
+    return list(answer["lines"])
+
+
+async def test_operators_see_the_last_lines_as_they_are_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "_recent", deque(maxlen=logs.MAX_RECENT))
+    stream = lines()
+    log = structlog.get_logger("push")
+    log.info("one", mail_address=ADDRESS, token="secret", count=2, path=Path("/x"))
+    logging.getLogger("library").warning("two %s", "words")
+    log.error("x" * 100_000, long="y" * 100_000)
+    log.debug("below the level")
+    found = await recent()
+    assert [(each["level"], each["logger"], each["event"][:10]) for each in found] == [
+        ("error", "push", "x" * 10),
+        ("warning", "library", "two words"),
+        ("info", "push", "one"),
+    ]
+    assert found[2]["fields"] == {"mail_address": redact(ADDRESS), "token": logs.HIDDEN, "count": 2, "path": "/x"}
+    assert all(len(json.dumps(each)) < 3 * logs.MAX_RECENT_TEXT for each in found)
+    assert [each["event"] for each in await recent(level="warning")][1:] == ["two words"]
+    assert len(stream.getvalue().splitlines()) == 3
+    for number in range(2 * logs.MAX_RECENT):
+        log.info("many", number=number)
+    found = await recent()
+    assert [each["fields"]["number"] for each in found[:: logs.MAX_RECENT - 1]] == [999, 500]
+
+
+@pytest.mark.parametrize("right", [right for right in Right if right is not Right.OPERATE])
+async def test_who_may_not_operate_reads_no_log(right: Right) -> None:
+    operations = Operations()
+    operations.add_methods(LogOperations())
+    with pytest.raises(NotAllowedError):
+        await operations.run(Actor("ben", frozenset({right}), "token"), "log", {})
