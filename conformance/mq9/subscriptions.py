@@ -6,7 +6,17 @@ import time
 from typing import Any
 
 from conformance.checks import CheckFailedError, Level, NotOfferedError, expect
-from conformance.mq9.editions import first_mailbox, header, listed, new_domain, older_mailbox, public, publish, unread
+from conformance.mq9.editions import (
+    first_mailbox,
+    header,
+    listed,
+    new_domain,
+    older_mailbox,
+    oldest_id,
+    public,
+    publish,
+    unread,
+)
 from conformance.mq9.session import MAILBOX_TTL, PREFIX, BrokerSession, design, equal, flush, own, payloads
 
 # Questions and answers.
@@ -56,7 +66,7 @@ async def older_dedup(session: BrokerSession) -> None:
 async def older_dedup_ends(session: BrokerSession) -> None:
     mailbox = await older_mailbox(session)
     await publish(session, f"MAILBOX.MSG.{mailbox}", b"first", dedup_id="tx-81")
-    await session.ask(f"MAILBOX.DELETE.{mailbox}.0")
+    await session.ask(f"MAILBOX.DELETE.{mailbox}.{await oldest_id(session, mailbox)}")
     await publish(session, f"MAILBOX.MSG.{mailbox}", b"second", dedup_id="tx-81")
     reader = await session.subscribe(f"MAILBOX.MSG.{mailbox}.*")
     equal("messages", await session.bodies(reader, 1), [b"second"])
