@@ -19,7 +19,7 @@ DAYS = 30
 BOXES = 1_000
 PER_DAY = 28_000
 """Messages of the busiest day, with three to four events each."""
-WEEK = "[0.85, 0.3, 0.2, 0.95, 1, 0.9, 0.97]"
+WEEK = "[0.97, 0.85, 0.3, 0.2, 0.95, 1, 0.9]"
 """How much of it each day of the week has, beginning with a Thursday, 2026-01-01."""
 START = 1_767_225_600_000
 MILLISECONDS = 86_400_000

@@ -42,9 +42,8 @@ def test_the_report_shows_the_journal_and_its_gaps(run: Run, tmp_path: Path) -> 
     (journal / "gaps.jsonl").write_bytes(orjson.dumps({**gap, "bytes": 900}) + b"\n" + b"{damaged\n")
     assert run("ingest")[0] == 0
 
-    code, out, err = run("report", "--json", "--tenant", "default", "--engine", "spark")
+    code, out, _ = run("report", "--json", "--tenant", "default", "--engine", "spark")
     told = orjson.loads(out)
-    assert "starting Spark" in err or "this run" in err
     assert (code, told["days"]) == (0, ["2026-01-01", "2026-01-03"])
     assert told["totals"] == {**dict.fromkeys(told["totals"], 0), "sent": 4, "delivered": 1, "bytes_in": 400}
     shown = Parsed((tmp_path / "lake" / "report.html").read_text())

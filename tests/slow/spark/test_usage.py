@@ -32,6 +32,7 @@ def test_every_number_is_the_one_of_plain_python(spark: SparkSession, drawn: lis
         check_numbers(engine, drawn)
 
 
+@pytest.mark.timeout(600)
 def test_a_lake_updated_by_both_engines_says_the_same(spark: SparkSession, tmp_path: Path) -> None:
     lake = Lake(tmp_path / "la[k]e *'s")
     lake.add(day())
