@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from mediator.errors import ArchiveBacklogFullError, BadRequestError, CopyRefusedError, QuotaExceededError
+from mediator.mailboxes.address import is_generated
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.copy_rule import COPY_KEY, COPY_OF, MAX_RULES, CopyRule, WhenFull, check
 from mediator.mailboxes.creating import get_live_mailbox
@@ -54,7 +55,7 @@ def plan(
         tx.copy_rules.count(rule, "matched")
         found = find_target(tx, rule, now)
         if isinstance(found, Mailbox):
-            copy = Copy(rule, found, _copy(rule, mailbox, message, mailbox.next_id, now))
+            copy = Copy(rule, found, _copy(tx, rule, mailbox, message, mailbox.next_id, now))
             why = _find_refusal(tx, bounds, quotas, copy, now)
         else:
             why = found
@@ -83,7 +84,7 @@ def store_released(tx: Transaction, mailbox: Mailbox, message: Message, names: C
         if rule.name in names:
             target = find_target(tx, rule, now)
             if isinstance(target, Mailbox):
-                store(tx, Copy(rule, target, _copy(rule, mailbox, message, message.msg_id, now)), now)
+                store(tx, Copy(rule, target, _copy(tx, rule, mailbox, message, message.msg_id, now)), now)
             else:
                 tx.copy_rules.count(rule, "dropped")
 
@@ -121,9 +122,14 @@ def _source_of(mailbox: Mailbox, message: Message) -> str:
     return message.key or "" if mailbox.kind is Kind.BROADCAST else mailbox.address
 
 
-def _copy(rule: CopyRule, mailbox: Mailbox, message: Message, msg_id: int, now: int) -> Message:
-    """Return what is stored of a message: its own content, without key, end of life and dedup id."""
-    headers = {**message.headers, COPY_OF: f"{_source_of(mailbox, message)}/{msg_id}"}
+def _copy(tx: Transaction, rule: CopyRule, mailbox: Mailbox, message: Message, msg_id: int, now: int) -> Message:
+    """Return what is stored of a message: its own content, without key, end of life and dedup id.
+
+    Who knows a generated address reads the mail there (A7): readers of copies are shown the send-only address (A10).
+    """
+    source = _source_of(mailbox, message)
+    shown = tx.mailboxes.send_only(mailbox) if is_generated(source) else source
+    headers = {**message.headers, COPY_OF: f"{shown}/{msg_id}"}
     if message.key is not None and mailbox.kind is not Kind.BROADCAST:
         headers[COPY_KEY] = message.key
     payload = b"" if rule.headers_only else message.payload
@@ -138,6 +144,7 @@ def _copy(rule: CopyRule, mailbox: Mailbox, message: Message, msg_id: int, now: 
         tags=message.tags,
         headers=headers,
         reply_to=message.reply_to,
+        copied_from=source,
     )
 
 
@@ -184,14 +191,15 @@ def forget_rules(tx: Transaction, tenant: str, address: str) -> int:
     return len(named)
 
 
-def find_copies(tx: Transaction, number: int, address: str, after: int) -> tuple[list[int], int | None]:
-    """Look for copies of an address among the next messages of a mailbox behind a msg_id (C6).
+def find_copies(tx: Transaction, number: int, names: Collection[str], after: int) -> tuple[list[int], int | None]:
+    """Look for copies of a mailbox among the next messages of another one behind a msg_id (C6).
 
-    Returns their msg_ids, and the msg_id to go on behind; None at the end.
+    ``names`` are its address and its send-only address. Returns their msg_ids, and the msg_id to go on behind; None at
+    the end.
     """
     target = tx.mailboxes.by_no([number]).get(number)
-    looked_at = [] if target is None else tx.messages.with_header(target, COPY_OF, after, FORGET_SLICE)
-    found = [msg_id for msg_id, original in looked_at if original and original.rpartition("/")[0] == address]
+    looked_at = [] if target is None else tx.messages.origins(target, COPY_OF, after, FORGET_SLICE)
+    found = [msg_id for msg_id, source, shown in looked_at if source in names or shown.rpartition("/")[0] in names]
     return found, looked_at[-1][0] if len(looked_at) == FORGET_SLICE else None
 
 

@@ -105,6 +105,8 @@ class Message:
     recipient: str | None = None
     volatile: str | None = None
     """As its draft has it."""
+    copied_from: str = ""
+    """The address of which it is a copy; no reader is shown it (C2)."""
     copy_rules: tuple[str, ...] = ()
     """While it is delayed: the names of the rules that copy it once it is visible (C5)."""
 

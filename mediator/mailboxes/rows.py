@@ -186,7 +186,7 @@ def delayed(row: Row) -> Delayed:
         rare.get("r"),
         recipient,
         volatile,
-        tuple(rare.get("c", ())),
+        copy_rules=tuple(rare.get("c", ())),
     )
     return Delayed(seq, mailbox_no, due_at, bool(archive), message)
 
@@ -198,6 +198,8 @@ def extra(sent: Message) -> bytes | None:
     rare: dict[str, Any] = {}
     if sent.copy_rules:
         rare["c"] = sent.copy_rules
+    if sent.copied_from:
+        rare["o"] = sent.copied_from
     if sent.headers:
         rare["h"] = dict(sent.headers)
     if sent.reply_to is not None:
@@ -207,6 +209,11 @@ def extra(sent: Message) -> bytes | None:
     if sent.sent_at != sent.created_at:
         rare["s"] = sent.sent_at
     return orjson.dumps(rare)
+
+
+def copied_from(extra: bytes) -> str:
+    """Read of which mailbox a message is a copy; empty: it is none, or was moved by hand since."""
+    return str(orjson.loads(extra).get("o", ""))
 
 
 def headers(extra: bytes) -> Mapping[str, str]:

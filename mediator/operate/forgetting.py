@@ -1,7 +1,7 @@
 """Forgets a mailbox: what the database has of its address, and the bytes that removed rows leave in its file."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from getpass import getuser
 
 from mediator.broker import Broker
@@ -79,6 +79,7 @@ class Forgetting:
         removed: Counter[str] = Counter()
         await broker.write(lambda tx, _now: tx.session.dialect.overwrite_removed(True), even_when_full=True)
         try:
+            names = {address, await broker.read(lambda tx, _now: self._send_only(tx, tenant, address))}
             ended, number = await broker.write(
                 lambda tx, now: self._end(tx, tenant, address, now), (tenant, address), even_when_full=True
             )
@@ -97,7 +98,7 @@ class Forgetting:
                     even_when_full=True,
                 )
                 removed["archive_copies"] += copies
-            removed["copies"] += await self._forget_copies(tenant, address)
+            removed["copies"] += await self._forget_copies(tenant, names)
         finally:
             await broker.write(lambda tx, _now: tx.session.dialect.overwrite_removed(False), even_when_full=True)
         scrubbed = await broker.scrub(rewrite=alone and broker.alone)
@@ -144,7 +145,12 @@ class Forgetting:
         for step in self._steps:
             step.forget_mailbox(tx, mailbox)
 
-    async def _forget_copies(self, tenant: str, address: str) -> int:
+    def _send_only(self, tx: Transaction, tenant: str, address: str) -> str:
+        """Return the send-only address of a mailbox that is still there, else its address."""
+        mailbox = tx.mailboxes.find(tenant, address)
+        return address if mailbox is None else tx.mailboxes.send_only(mailbox)
+
+    async def _forget_copies(self, tenant: str, names: Collection[str]) -> int:
         """Remove the copies that rules made of the mailbox's messages, wherever in the tenant they are now (C6)."""
         broker, count, last = self._broker, 0, ""
         while addresses := await broker.read(
@@ -155,7 +161,7 @@ class Forgetting:
                 while after is not None:
                     start = after
                     found, after = await broker.read(
-                        lambda tx, _now: copying.find_copies(tx, number, address, start)  # noqa: B023
+                        lambda tx, _now: copying.find_copies(tx, number, names, start)  # noqa: B023
                     )
                     if found:
                         count += await broker.write_background(

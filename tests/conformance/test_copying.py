@@ -406,7 +406,7 @@ def test_copies_of_a_forgotten_mailbox_and_its_rules_go(broker, monkeypatch):
     target, after, total = broker.mailbox(AUDIT).no, -1, 0
     while after is not None:
         with broker.reading() as tx:
-            found, after = copying.find_copies(tx, target, BOX, after)
+            found, after = copying.find_copies(tx, target, {BOX}, after)
         total += broker.run(lambda tx: copying.forget_copies(tx, target, found, broker.now))  # noqa: B023
     assert (total, [of for _, of in copies(broker)]) == (2, ["other/0", "other/1", "other/2", None])
     assert broker.mailbox(AUDIT).messages == 4
@@ -480,11 +480,12 @@ def test_envelopes_are_copied_sealed_by_their_door(store):
     sealed = envelope()
     assert mail.forward(key(2), sealed).queued == 1
     mail.post(sealed, own)
-    assert copies(mail) == [(sealed, f"{own}/0")]
+    shown = mail.run(lambda tx: tx.mailboxes.send_only(tx.mailboxes.find(TENANT, own)))
+    assert copies(mail) == [(sealed, f"{shown}/0")]
     assert mail.forward(key(2), b"late", delay=SECOND).queued == 1
     mail.advance(SECOND)
     mail.release()
-    assert copies(mail)[1:] == [(b"late", f"{own}/2")]
+    assert copies(mail)[1:] == [(b"late", f"{shown}/2")]
 
 
 @pytest.mark.rule("C3", "D9")
@@ -497,3 +498,34 @@ def test_a_forward_whose_copy_is_refused_is_dropped(store):
     outcome = mail.forward(key(2), b"mail")
     assert (outcome.queued, outcome.full) == (0, 1)
     assert mail.deliver(holder) == []
+
+
+@pytest.mark.rule("C2", "A7", "A10")
+def test_who_reads_copies_cannot_read_a_generated_address(broker):
+    made = broker.create(None)
+    add(broker)
+    broker.send(b"now", to=made.mailbox.address, reply_to=BOX, headers={"h": "v"})
+    broker.send(b"late", to=made.send_only, delay=SECOND)
+    broker.advance(SECOND)
+    broker.release()
+    found = broker.query(AUDIT)
+    assert [one.headers["mq9-copy-of"] for one in found] == [f"{made.send_only}/0", f"{made.send_only}/1"]
+    for one in found:
+        told = {name: getattr(one, name) for name in ("headers", "key", "tags", "reply_to", "recipient", "dedup_id")}
+        assert made.mailbox.address not in str(told)
+    with pytest.raises(SendOnlyError):
+        broker.fetch(GROUP, made.send_only)
+    with pytest.raises(SendOnlyError):
+        broker.delete(0, made.send_only)
+
+
+@pytest.mark.rule("C6")
+def test_copies_of_a_generated_address_are_found_by_it(broker):
+    made = broker.create(None)
+    add(broker)
+    broker.send(b"x", to=made.mailbox.address)
+    broker.delete_mailbox(made.mailbox.address)
+    broker.clean_up()
+    with broker.reading() as tx:
+        found = copying.find_copies(tx, broker.mailbox(AUDIT).no, {made.mailbox.address}, -1)
+    assert found == ([0], None)

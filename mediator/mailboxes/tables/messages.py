@@ -192,12 +192,15 @@ class Messages(Table):
         )
         return mailbox.next_id if row is None else int(row[0])
 
-    def with_header(self, mailbox: Mailbox, name: str, after: int, limit: int) -> list[tuple[int, str | None]]:
-        """Return the next messages behind a msg_id that have headers or the like, each with the value of one header."""
+    def origins(self, mailbox: Mailbox, header: str, after: int, limit: int) -> list[tuple[int, str, str]]:
+        """Return the next messages behind a msg_id that may be copies, each with its source and a header.
+
+        Both are empty for what is no copy.
+        """
         self._session.flush()
         sql = "SELECT msg_id, extra FROM message WHERE mailbox_no = ? AND msg_id > ? AND extra IS NOT NULL"
         found = self._execute(f"{sql} ORDER BY msg_id LIMIT ?", (mailbox.no, after, limit))
-        return [(msg_id, rows.headers(extra).get(name)) for msg_id, extra in found]
+        return [(msg_id, rows.copied_from(extra), rows.headers(extra).get(header, "")) for msg_id, extra in found]
 
     def remove(self, mailbox: Mailbox, handles: Sequence[Handle]) -> None:
         """Remove messages and take them from the counters."""
