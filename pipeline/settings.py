@@ -31,7 +31,7 @@ class PipelineSettings(PartSettings):
         ge=1,
         le=31 * 86_400,
         description="Seconds within which mail should be delivered to a group for the first time. The report shows how "
-        "much of it was. Waits are kept with two digits, so 120 is exact and 125 counts as 120.",
+        "much of it was. Waits are kept with two digits, so 120 is exact and 125 counts as 130.",
     )
     archive_key_file: Path | None = Field(
         default=None,
