@@ -93,15 +93,16 @@ class Suite(Generic[S]):
 
     def __iter__(self) -> Iterator[Check[S]]:
         """Return the checks, each family as a block."""
-        families = list(dict.fromkeys(_family(check) for check in self._checks.values()))
-        return iter(sorted(self._checks.values(), key=lambda check: families.index(_family(check))))
+        families = list(dict.fromkeys(map(family_of, self._checks)))
+        return iter(sorted(self._checks.values(), key=lambda check: families.index(family_of(check.id))))
 
     def __len__(self) -> int:
         return len(self._checks)
 
 
-def _family(check: Check[Any]) -> str:
-    return check.id.rpartition(".")[0]
+def family_of(id: str) -> str:
+    """Return the protocol and the family of a check's id."""
+    return ".".join(id.split(".")[:2])
 
 
 @dataclass(slots=True)

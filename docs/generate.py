@@ -13,7 +13,7 @@ from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 from typer.models import ArgumentInfo, OptionInfo
 
-from docs.generators import asyncapi, didcomm, grafana, http, metrics
+from docs.generators import asyncapi, conformance, didcomm, grafana, http, metrics
 from mediator.cli import build_app
 from mediator.cli.client import NatsOptions
 from mediator.endpoint import Endpoint
@@ -233,6 +233,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "../deploy/helm/mediator/files/alerts.rules.yml": chart_alerts,
     "http.md": http.write,
     "didcomm-protocols.md": didcomm.write,
+    "conformance-results.md": conformance.write,
     "asyncapi.json": asyncapi.write,
     "grafana/dashboard.json": grafana.write,
 }

@@ -14,7 +14,7 @@ import aiohttp
 from aiohttp import web
 
 from tests.harness.didcomm_service import missing
-from tests.harness.service import ENDS_WITHIN, READY_WITHIN, Services, free_port, spawn
+from tests.harness.service import ENDS_WITHIN, Services, free_port, spawn
 from tests.harness.waiting import until
 
 PROGRAM = Path(__file__).parents[3] / ".venv-acapy" / "bin" / "aca-py"
@@ -77,7 +77,7 @@ class Agent:
         ]  # fmt: skip
         # Its wallet lies in the home directory.
         self._process = spawn(command, self.log, {**os.environ, "HOME": str(self._folder)})
-        await until(self._answers, READY_WITHIN, f"{self.name} is ready, see {self.log}")
+        await until(self._answers, STEP_WITHIN * 2, f"{self.name} is ready, see {self.log}")
 
     async def _answers(self) -> bool:
         assert self._process.poll() is None, f"{self.name} ended: {self.log.read_text()[-2000:]}"

@@ -101,7 +101,7 @@ async def tried(
     return name, await run_checks(checks, lambda transcript: DidcommSession.open(target, transcript, SECONDS), notify)
 
 
-async def _main(which: str) -> None:
+async def _main(which: str, *only: str) -> None:
     def show(result: Result) -> None:
         print(f"{result.outcome:<12}{result.check.id}  {result.detail}", flush=True)
 
@@ -109,7 +109,7 @@ async def _main(which: str) -> None:
         services = Services(Path(folder))
         try:
             async with AsyncExitStack() as stack:
-                name, results = await tried(MEDIATORS[which], services, stack, notify=show)
+                name, results = await tried(MEDIATORS[which], services, stack, *only, notify=show)
         finally:
             services.close()
     document: dict[str, Any] = report.as_json(results, name, datetime.now(UTC).date().isoformat())
@@ -117,12 +117,20 @@ async def _main(which: str) -> None:
     document["checks"] = [{field: check[field] for field in kept} for check in document["checks"]]
     for check in document["checks"]:
         check["detail"] = LOCAL.sub("the mediator", check["detail"])
+    file = RESULTS / f"{which}.json"
+    if only:
+        # The others stay as they were.
+        before = json.loads(file.read_text("utf-8"))["checks"]
+        document["checks"] = [each for each in before if not each["id"].startswith(only)] + document["checks"]
+    del document["counts"]
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{which}.json").write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    file.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     print(report.summary(results))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("mediator", choices=MEDIATORS)
-    asyncio.run(_main(parser.parse_args().mediator))
+    parser.add_argument("only", nargs="*", help="only checks whose ids begin so; what is known of the others stays")
+    given = parser.parse_args()
+    asyncio.run(_main(given.mediator, *given.only))
