@@ -35,7 +35,8 @@ LONG_TEXT: Final = 120
 """Characters from which on a value, such as a DID that holds its document, is folded."""
 NONE: Final = "–"
 _GOOD: Final = frozenset({"ok", "ready", "done", "succeeded", "open", "live", "alive"})
-_NEUTRAL: Final = frozenset({"running", "closed", "cancelled"})
+_NEUTRAL: Final = frozenset({"running", "closed", "cancelled", "info", "debug"})
+_AMBER: Final = frozenset({"warning"})
 _FORMULA: Final = re.compile(r"(^|[;\t\r\n])(?=[^\S\t\r\n]*[=+\-@\uFF1D\uFF0B\uFF0D\uFF20])")
 """Where a text begins that a spreadsheet would compute; some begin a new cell at a semicolon, a tab or a line break."""
 
@@ -99,7 +100,7 @@ def size(count: int | None) -> str:
 
 def state(word: str) -> Markup:
     """Show a word such as ``ready``, or what is wrong, in its colour."""
-    colour = "good" if word in _GOOD else "" if word in _NEUTRAL else "bad"
+    colour = "good" if word in _GOOD else "warn" if word in _AMBER else "" if word in _NEUTRAL else "bad"
     return Markup('<span class="{}">{}</span>').format(colour, word.replace("_", " "))
 
 

@@ -279,6 +279,8 @@ def test_values_are_shown_by_their_kind_and_as_text() -> None:
     assert tables.text({"msg_id": 0}) == "<div>msg id <code>0</code></div>"
     assert tables.counts({"dead_leases": 1200, "none": 0}) == "dead leases 1,200"
     assert tables.state("no <b>") == '<span class="bad">no &lt;b&gt;</span>'
+    colours = {"info": "", "warning": "warn", "error": "bad", "ok": "good"}
+    assert {word: tables.state(word).split('"')[1] for word in colours} == colours
 
 
 def test_an_empty_table_has_a_command_to_copy() -> None:
