@@ -86,7 +86,7 @@ def _embed(spark: "SparkSession", data_dir: Path, source: Path) -> tuple[float, 
 
 
 def _encode(cards: Sequence[bytes]) -> float:
-    fast = OnnxModel(PACKED)
+    fast = OnnxModel(PACKED[DEFAULT_MODEL])
     begun = time.perf_counter()
     for card in cards:
         pack_rows(fast.encode(card_texts(read_card(card))))

@@ -1,5 +1,7 @@
 """Builds the ONNX graph of a BERT sentence encoder from its weights: quantized, and without torch.
 
+The weights may be those of a published model with a difference added, which training made (:mod:`minilm.tune`).
+
 The graph takes ``ids`` and ``mask``, (texts, tokens), and returns ``vectors``, (texts, dims): mean pooling and
 normalization are part of it. The same weights always give the same bytes.
 """
@@ -14,6 +16,8 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 Weights = Mapping[str, NDArray[np.float32]]
 
+_SCALES: Final = ".scales"
+"""What the name of a difference's scales ends with."""
 _OPSET: Final = 17
 _IR: Final = 8  # of the time of that opset, so that older runtimes read the file too
 _LARGEST_FACTOR: Final = 64
@@ -22,6 +26,35 @@ _LARGEST_FACTOR: Final = 64
 Without VNNI, processors add two products in 16 bits, which may overflow: 2 x 255 x 64 < 2**15 cannot. So vectors are
 the same on every processor.
 """
+
+
+def quantize_difference(difference: Weights) -> dict[str, NDArray[Any]]:
+    """Return a difference in the form that is kept: ``NAME`` in 8 bits, and ``NAME.scales``, one for each row.
+
+    A vector is one row.
+    """
+    made: dict[str, NDArray[Any]] = {}
+    for name, values in difference.items():
+        rows, scales = _quantize(np.atleast_2d(values), axis=1, largest=127)
+        made[name], made[name + _SCALES] = rows.reshape(values.shape), scales[:, 0]
+    return made
+
+
+def add_difference(weights: Weights, difference: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float32]]:
+    """Return weights with a difference added, one of :func:`quantize_difference` or in floating point.
+
+    Raises ValueError when it is that of another model.
+    """
+    made = dict(weights)
+    for name, values in difference.items():
+        if name.endswith(_SCALES):
+            continue
+        if name not in weights or weights[name].shape != values.shape:
+            raise ValueError(f"the difference is that of another model: {name}, {values.shape}")
+        scales = difference.get(name + _SCALES, np.ones(1, np.float32))
+        rows = np.atleast_2d(values).astype(np.float32) * scales[:, None]
+        made[name] = weights[name] + rows.reshape(values.shape)
+    return made
 
 
 def build(weights: Weights, config: Mapping[str, Any]) -> ModelProto:

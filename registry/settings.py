@@ -8,7 +8,7 @@ from yarl import URL
 
 from mediator.mailboxes.bounds import DAY
 from mediator.settings.types import PartSettings, Whole, network
-from registry.embedding.models import join_models
+from registry.embedding.models import DEFAULT_MODEL, UNTUNED_MODEL, join_models
 from registry.records import Liveness, MemoryPolicy
 
 _MAX_TTL = 365 * 24 * 3600
@@ -48,19 +48,20 @@ class RegistrySettings(PartSettings):
         "of the model, about 130 MB; keywords then answer, with a note.",
     )
     model: str = Field(
-        default="all-MiniLM-L6-v2",
+        default=DEFAULT_MODEL,
         min_length=1,
         max_length=512,
-        description="The model: the default one, which comes with `agent-mediator[search]`, or any other of "
-        "sentence-transformers, by folder or by name, which needs `agent-mediator[models]`; with "
-        "`registry.embeddings_url` the name of a model there. After a change all cards "
-        "are embedded again in the background. Compare models on your own cards with `mediator agent eval` first.",
+        description="The model: the default one, tuned for agents and tools, or the same untuned, `all-MiniLM-L6-v2`, "
+        "which both come with `agent-mediator[search]`; or any other of sentence-transformers, by folder or by name, "
+        "which needs `agent-mediator[models]`. With `registry.embeddings_url` the name of a model there, "
+        "`all-MiniLM-L6-v2` by default. After a change all cards are embedded again in the background. Compare models "
+        "on your own cards with `mediator agent eval` first.",
     )
     models: Annotated[list[str], AfterValidator(_joinable)] = Field(
         default_factory=list,
         description="Two to four models in place of `registry.model`, each `NAME` or `NAME=WEIGHT`: the weighted mean "
         "of their cosines counts. Slower and larger than one; measure first whether they find more.",
-        examples=[["all-MiniLM-L6-v2=0.3", "/srv/models/all-mpnet-base-v2=0.7"]],
+        examples=[["all-MiniLM-L6-v2-agents=0.3", "/srv/models/all-mpnet-base-v2=0.7"]],
     )
     embeddings_url: ServiceUrl | None = Field(
         default=None,
@@ -169,7 +170,11 @@ class RegistrySettings(PartSettings):
     @property
     def embedding_model(self) -> str:
         """The model, or one name for all of ``models``."""
-        return join_models(self.models) if self.models else self.model
+        if self.models:
+            return join_models(self.models)
+        # No server has the tuned one.
+        untuned = self.embeddings_url is not None and "model" not in self.model_fields_set
+        return UNTUNED_MODEL if untuned else self.model
 
     def memory_policy(self, count_credentials: Callable[[str], int] = lambda _tenant: 0) -> MemoryPolicy:
         """Return for whom is remembered what; ``count_credentials`` returns how many credentials a tenant has."""

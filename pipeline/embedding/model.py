@@ -30,10 +30,11 @@ _MADE = "digest binary, vectors binary, problem string"
 
 
 class ModelPart(NamedTuple):
-    """A model on a disk that driver and executors share, with the files made of it; the default one needs none."""
+    """A model on a disk that driver and executors share, with the files made of it; one that comes along needs none."""
 
+    name: str
     folder: Path | None
-    """None for the default model, which is part of the package on every machine."""
+    """None for a model that is part of the package on every machine."""
     fingerprint: str
     cache_dir: Path
     precision: str
@@ -80,17 +81,17 @@ def _find_part(name: str, cache_dir: Path, on_progress: ProgressCallback) -> tup
         on_progress("exporting the model", 0, None)
     # Where that cannot be, workers run sentence-transformers, as the service does.
     folder = None if place.packed else place.folder
-    loaded = _loaded(ModelPart(folder, place.fingerprint, cache_dir, ""))
+    loaded = _loaded(ModelPart(name, folder, place.fingerprint, cache_dir, ""))
     dims = models.dims_of(place) or loaded.encode(["ready"]).shape[1]
     space = EmbeddingSpace(name, place.fingerprint, loaded.precision, dims, TEMPLATE)
-    return ModelPart(folder, place.fingerprint, cache_dir, loaded.precision), space
+    return ModelPart(name, folder, place.fingerprint, cache_dir, loaded.precision), space
 
 
 @lru_cache(maxsize=4)
 def _loaded(part: ModelPart) -> Loaded:
     # There is a worker for each core, so more threads would only compete.
     os.environ.update(ENVIRONMENT)
-    place = models.ModelFiles(part.folder or models.PACKED, part.fingerprint)
+    place = models.ModelFiles(part.folder or models.PACKED[part.name], part.fingerprint)
     return load(place, part.cache_dir, part.precision).model
 
 

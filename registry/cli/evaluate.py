@@ -48,7 +48,7 @@ app = CommandGroup()
 
 
 @app.command(
-    "eval", epilog="Example: mediator agent eval cards.jsonl requests.jsonl --model all-MiniLM-L6-v2 --model ./my-model"
+    "eval", epilog="Example: mediator agent eval cards.jsonl requests.jsonl --model all-MiniLM-L6-v2 --model ./other"
 )
 def evaluate(
     cards: Annotated[
@@ -162,7 +162,7 @@ def _configurations(
 
     if not models and url is None:
         return [settings]
-    models = models or [settings.embedding_model]
+    models = models or [settings.model_copy(update={"embeddings_url": url}).embedding_model]
     try:
         names = [join_models([f"{one}={weight}" for one, weight in split_model(model)]) for model in models]
     except ValueError as error:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from mediator.errors import BusyError, UnavailableError
 from mediator.system.extras import install_command
-from registry.embedding.models import DEFAULT_MODEL, EmbeddingSpace, ModelShare
+from registry.embedding.models import PACKED, EmbeddingSpace, ModelShare
 
 MAX_TEXT: Final = 32_768
 """Characters of a text that are encoded; models truncate far earlier."""
@@ -362,7 +362,7 @@ class Encoder:
         if extra := self._backend.missing_extra():
             self._fail(f"agent-mediator[{extra}] is not installed", failed=True)
             # Without any of them it may be meant; who names a model wants it.
-            tell = log.info if name == DEFAULT_MODEL else log.warning
+            tell = log.info if name in PACKED else log.warning
             tell("no search by meaning", why=self.problem, model=name, install=install_command(extra))
             return
         # The task tries again, and logs why.

@@ -1,4 +1,4 @@
-"""Which models there are: the default one, which comes along, in a folder, or in the cache of Hugging Face.
+"""Which models there are: two that come along, those in a folder, and those in the cache of Hugging Face.
 
 And which vectors can be compared with each other: those of one embedding space.
 """
@@ -12,9 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
-DEFAULT_MODEL: Final = "all-MiniLM-L6-v2"
-PACKED: Final = Path(__file__).parent / "packed"
-"""Folder of the default model; ``minilm/`` makes it when the package is built."""
+DEFAULT_MODEL: Final = "all-MiniLM-L6-v2-agents"
+"""Tuned for agents and tools."""
+UNTUNED_MODEL: Final = "all-MiniLM-L6-v2"
+PACKED: Final = {name: Path(__file__).parent / "packed" / name for name in (DEFAULT_MODEL, UNTUNED_MODEL)}
+"""Folders of the models that come along, by name; ``minilm/`` makes them when the package is built."""
 ABOUT: Final = "about.json"
 """File of a model that need not be exported: in ``PACKED`` it also has ``fingerprint`` and ``dims``."""
 
@@ -72,7 +74,7 @@ def _share(text: str) -> ModelShare | None:
 
 def missing_extra(model: str) -> str:
     """Return the extra of this distribution that a model needs and that is not installed: search, models or ""."""
-    if any(share.name != DEFAULT_MODEL for share in split_model(model)) and _lacks(_SEARCH + _MODELS):
+    if any(share.name not in PACKED for share in split_model(model)) and _lacks(_SEARCH + _MODELS):
         return "models"
     return "search" if _lacks(_SEARCH) else ""
 
@@ -82,14 +84,15 @@ def _lacks(libraries: tuple[str, ...]) -> bool:
 
 
 def find_model(model: str) -> ModelFiles | None:
-    """Find the default model, or one in a folder; None for other names. Reads all its files: seconds for a large one.
+    """Find a model that comes along, or one in a folder; None for other names.
 
-    Raises OSError when it cannot be read, LookupError when the folder does not exist or has no model.
+    Reads all files of a folder, which takes seconds if the model is large. Raises OSError when it cannot be
+    read, LookupError when the folder does not exist or has no model.
     """
-    if model == DEFAULT_MODEL:
-        if not (PACKED / ABOUT).exists():
-            raise LookupError(f"the checkout was not built, {PACKED} does not exist: pip install -e .")
-        return ModelFiles(PACKED, str(_about(PACKED)["fingerprint"]))
+    if (packed := PACKED.get(model)) is not None:
+        if not (packed / ABOUT).exists():
+            raise LookupError(f"the checkout was not built, {packed} does not exist: pip install -e .")
+        return ModelFiles(packed, str(_about(packed)["fingerprint"]))
     folder = Path(model)
     if folder.is_dir():
         return fingerprinted(folder.resolve())

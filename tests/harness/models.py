@@ -26,7 +26,9 @@ LIBRARIES = (
     "tokenizers",
     "torch",
 )
-INSTALLED = PACKED.exists() and all(importlib.util.find_spec(name) is not None for name in LIBRARIES)
+INSTALLED = all(folder.exists() for folder in PACKED.values()) and all(
+    importlib.util.find_spec(name) is not None for name in LIBRARIES
+)
 
 wants_models = pytest.mark.skipif(not INSTALLED, reason="the libraries for search by meaning are not installed")
 
@@ -42,6 +44,16 @@ def reference_folder() -> Path:
 def copy_model(folder: Path) -> Path:
     """Make a folder with the weights of the default model."""
     shutil.copytree(reference_folder(), folder, copy_function=os.symlink)
+    return folder
+
+
+def change(folder: Path, difference: Path) -> Path:
+    """Add a difference to a model's weights."""
+    from safetensors.numpy import load_file
+
+    from minilm.bert import add_difference
+
+    _write(folder, add_difference(_weights(folder), load_file(difference)))
     return folder
 
 

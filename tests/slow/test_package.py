@@ -125,7 +125,9 @@ def test_the_wheel_holds_types_and_migrations(built: Path) -> None:
     assert own & clients == set()
     names = own | {name for name in clients if name.startswith("mediator/")}
     assert {f"{package}/py.typed" for package in PACKAGES} <= names
-    assert {f"registry/embedding/packed/{name}" for name in ("model.onnx", "tokenizer.json", "NOTICE")} <= names
+    for model in ("all-MiniLM-L6-v2", "all-MiniLM-L6-v2-agents"):
+        files = ("model.onnx", "tokenizer.json", "NOTICE", "about.json")
+        assert {f"registry/embedding/packed/{model}/{name}" for name in files} <= names
     libraries = {"lib/htmx.min.js", "lib/uplot.min.js", "lib/NOTICE", "console.js", "console.css"}
     assert {f"mediator/console/static/{name}" for name in libraries} <= names
     assert "mediator/console/templates/base.html" in names

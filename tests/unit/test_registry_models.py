@@ -12,6 +12,7 @@ from registry.embedding.encoder import Encoder
 from registry.embedding.local import LocalModel
 from registry.embedding.models import (
     DEFAULT_MODEL,
+    UNTUNED_MODEL,
     ModelShare,
     dims_of,
     find_model,
@@ -19,6 +20,7 @@ from registry.embedding.models import (
     missing_extra,
     split_model,
 )
+from registry.settings import RegistrySettings
 
 MODULES = [
     {"type": "sentence_transformers.models.Transformer", "path": ""},
@@ -142,5 +144,13 @@ def test_other_names_are_those_of_one_model(name: str) -> None:
 
 def test_one_of_several_models_may_need_more_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "torch" else object())
-    assert missing_extra(DEFAULT_MODEL) == ""
+    assert missing_extra(DEFAULT_MODEL) == missing_extra(f"{DEFAULT_MODEL}=0.3+{UNTUNED_MODEL}=0.7") == ""
     assert missing_extra(f"{DEFAULT_MODEL}=0.3+other=0.7") == "models"
+
+
+def test_a_server_is_asked_for_the_untuned_model_by_default():
+    url = "http://127.0.0.1:7997/v1/embeddings"
+    assert RegistrySettings().embedding_model == DEFAULT_MODEL
+    assert RegistrySettings(embeddings_url=url).embedding_model == UNTUNED_MODEL
+    assert RegistrySettings(embeddings_url=url, model=DEFAULT_MODEL).embedding_model == DEFAULT_MODEL
+    assert RegistrySettings(embeddings_url=url, models=["A=1", "B=3"]).embedding_model == "A=0.25+B=0.75"

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from mediator.operate import logs
 from mediator.system.usage import descendants, resident_mb
-from registry.embedding.models import DEFAULT_MODEL
+from registry.embedding.models import DEFAULT_MODEL, UNTUNED_MODEL
 from registry.evaluation import MEASURES, ConfidenceInterval, intervals, perfect_order, rate_all, run_trial
 from registry.settings import RegistrySettings
 from tests.acceptance.registry.asking import Answers, embedded, registries
@@ -30,10 +30,11 @@ from tests.harness import mpnet
 from tests.harness.service import Services
 
 PACKED = "semantic"
-TWO = "two encoders"
+"""The default model."""
+UNTUNED = "untuned"
 MEMORY = "memory of use"
 SHARES = (0.3, 0.7)
-"""Weights of the packed model and of all-mpnet-base-v2."""
+"""Weights of a packed model and of all-mpnet-base-v2."""
 
 
 @dataclass
@@ -79,11 +80,10 @@ def main() -> int:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     results = Results()
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        asyncio.run(_measure(wanted, {"text": "text", PACKED: "semantic"}, (), results, progress))
-        if second is not None:
-            models = [f"{model}={share}" for model, share in zip((DEFAULT_MODEL, second), SHARES, strict=True)]
-            asyncio.run(_measure(wanted, {TWO: "semantic"}, models, results, progress))
-        asyncio.run(_remember(wanted, results, progress))
+        for name, models in _configurations(second).items():
+            modes = {"text": "text", name: "semantic"} if name == PACKED else {name: "semantic"}
+            asyncio.run(_measure(wanted, modes, models, results, progress))
+            asyncio.run(_remember(wanted, name, models, results, progress))
     failed = _print(console, wanted, results, floors)
     if second is None:
         console.print(f"Two encoders were not measured: {mpnet.NAME} is not in {mpnet.cache_dir()}, see --fetch.")
@@ -94,10 +94,20 @@ def main() -> int:
     return failed
 
 
+def _configurations(second: str | None) -> dict[str, list[str]]:
+    """Return by name what to measure, as ``registry.models``."""
+    found = {PACKED: [DEFAULT_MODEL], UNTUNED: [UNTUNED_MODEL]}
+    if second is not None:
+        for name, models in list(found.items()):
+            shared = [f"{model}={share}" for model, share in zip((*models, second), SHARES, strict=True)]
+            found[f"{name}, two encoders"] = shared
+    return found
+
+
 async def _measure(
     wanted: Sequence[Set], modes: Mapping[str, str], models: Sequence[str], results: Results, progress: Progress
 ) -> None:
-    """Ask a service with ``models``, the packed one if there are none; ``modes`` are by configuration."""
+    """Ask a service with ``models``; ``modes`` are by configuration."""
     with tempfile.TemporaryDirectory(prefix="mediator-eval-") as folder:
         services = Services(Path(folder))
         try:
@@ -121,18 +131,22 @@ async def _measure(
             services.close()
 
 
-async def _remember(wanted: Sequence[Set], results: Results, progress: Progress) -> None:
-    """Ask each request while all others of its set are remembered, in this process: no client could do so."""
+async def _remember(wanted: Sequence[Set], name: str, models: list[str], results: Results, progress: Progress) -> None:
+    """Ask each request while all others of its set are remembered, in this process: no client could do so.
+
+    ``name`` is the configuration that was measured without.
+    """
+    label = f"{name}, {MEMORY}"
     for each in wanted:
-        bar = progress.add_task(f"{each.name}, {MEMORY}", total=len(each.catalog.cards))
+        bar = progress.add_task(f"{each.name}, {label}", total=len(each.catalog.cards))
 
         def update(_step: str, done: int, bar: TaskID = bar) -> None:
             progress.update(bar, completed=done)
 
-        async with run_trial(each.catalog, RegistrySettings(), mpnet.cache_dir(), update) as trial:
+        async with run_trial(each.catalog, RegistrySettings(models=models), mpnet.cache_dir(), update) as trial:
             ranked, added = await trial.with_memory(each.cases)
-            cpu = results.answers[PACKED][each.name].cpu_seconds + added
-            results.answers.setdefault(MEMORY, {})[each.name] = Answers(ranked, cpu_seconds=cpu)
+            cpu = results.answers[name][each.name].cpu_seconds + added
+            results.answers.setdefault(label, {})[each.name] = Answers(ranked, cpu_seconds=cpu)
 
 
 def _print(console: Console, wanted: Sequence[Set], results: Results, floors: dict[str, float]) -> int:
@@ -172,7 +186,7 @@ def _print(console: Console, wanted: Sequence[Set], results: Results, floors: di
     console.print(
         "In perfect order: nDCG@10 if the first ten came in the best order. CPU is that of a request, and memory that "
         "of everything, in all processes of the service. With memory of use each request is asked while all others of "
-        "its set are remembered with the cards that were right; its CPU is that of semantic and what the memory adds."
+        "its set are remembered with the cards that were right; its CPU is that of the same without, and what it adds."
     )
     for note in sorted({note for by_set in results.answers.values() for one in by_set.values() for note in one.notes}):
         console.print(f"note: {note}", markup=False, highlight=False)

@@ -23,7 +23,7 @@ from mediator.store.sqlite import SqliteStore
 from registry.embedding import switching as models
 from registry.embedding.encoder import Encoder
 from registry.embedding.local import LocalModel
-from registry.embedding.models import DEFAULT_MODEL, join_models
+from registry.embedding.models import DEFAULT_MODEL, UNTUNED_MODEL, join_models
 from registry.embedding.switching import EmbeddingModels
 from registry.embedding.worker import MIXED
 from registry.index.vectors import pack_rows
@@ -130,7 +130,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield store
 
 
-async def read_by(store: Store, model: Path, cache_dir: Path) -> None:
+async def read_by(store: Store, model: Path | str, cache_dir: Path) -> None:
     """Fill a registry, and have all cards read by a model."""
     async with reading(store, model, cache_dir) as first:
         await first.fill()
@@ -291,6 +291,21 @@ async def test_a_card_the_model_fails_on_does_not_stop_the_others(
 
 @wants_models
 @pytest.mark.rule("G3")
+async def test_the_untuned_model_answers_until_the_tuned_is_ready(store: Store, cache_dir: Path):
+    """As when a service of an older version, of which that was the default, is updated."""
+    await read_by(store, UNTUNED_MODEL, cache_dir)
+    async with reading(store, DEFAULT_MODEL, cache_dir) as second:
+        with stopped(await begun(second)):
+            await until(second.answered)
+            assert second.updater.space.startswith(f"{UNTUNED_MODEL}@")
+        while not second.updater.space.startswith(f"{DEFAULT_MODEL}@"):
+            assert await second.answered()
+        await until(lambda: second.models.unembedded == 0)
+        assert await second.answered()
+
+
+@wants_models
+@pytest.mark.rule("G3")
 async def test_two_models_answer_together_from_the_change_on(store: Store, one: Path, cache_dir: Path):
     await read_by(store, one, cache_dir)
     both = join_models([f"{one}=3", f"{DEFAULT_MODEL}=1"])
@@ -320,6 +335,7 @@ async def test_two_models_answer_together_from_the_change_on(store: Store, one: 
             await until(second.answered)
     async with reading(store, f"{both}+/no/such/model=1", cache_dir) as third:
         await until(third.answered)
+        await until(lambda: third.models.problem is not None)
         assert "problem The model does not work: the model's folder /no/such/model does not exist." in (
             await third.said()
         )

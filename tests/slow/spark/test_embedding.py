@@ -60,7 +60,7 @@ class Place:
     def put(self, *cards: bytes) -> None:
         """Hand cards over without Spark."""
         model = self.model()
-        fast = OnnxModel(PACKED)
+        fast = OnnxModel(PACKED[DEFAULT_MODEL])
         agents = [card_with(card, pack_rows(fast.encode(card_texts(read_card(card))))) for card in cards]
         self.handed.put("default", model.space, iter(agents), lambda _done: None)
 
@@ -119,7 +119,7 @@ def test_cards_arrive_unchanged_with_the_services_vectors(place: Place, spark: S
 
     # The service would have made the same, and has not.
     model = place.model()
-    fast = OnnxModel(PACKED)
+    fast = OnnxModel(PACKED[DEFAULT_MODEL])
     for kept, _ in wanted.values():
         (vectors,) = place.asked(
             "SELECT vectors FROM agent_vectors JOIN agent_card USING (agent_no)"
@@ -213,7 +213,7 @@ def test_an_unreadable_card_is_reported_and_others_embedded(tmp_path: Path) -> N
     folder = spoil(copy_model(tmp_path / "spoiled"), "unicorn")
     place = models.find_model(str(folder))
     # In this precision it needs no export.
-    part = ModelPart(place.folder, place.fingerprint, tmp_path / "empty", "float32")
+    part = ModelPart(str(folder), place.folder, place.fingerprint, tmp_path / "empty", "float32")
     model = Model([ModelShare("x", 1)], [part], "x@y/float32/384/1")
     cards = [card("a", "keeps books").strip(), card("b", "feeds a unicorn").strip()]
     batch = pa.RecordBatch.from_pydict({"digest": [b"a", b"b", b"c"], "card": [*cards, b"{}"]})
@@ -249,7 +249,7 @@ def test_two_models_make_the_vectors_of_the_service(tmp_path: Path, tmp_path_fac
 
 def test_unusable_vectors_are_refused_by_name(place: Place) -> None:
     space = place.model().space
-    rows = unpack_rows(pack_rows(OnnxModel(PACKED).encode(["x", "y"])))
+    rows = unpack_rows(pack_rows(OnnxModel(PACKED[DEFAULT_MODEL]).encode(["x", "y"])))
     good = card_with(card("d.1"), pack_rows(rows.astype("f4")))[0]
 
     def refused(vectors: Any, where: str = space) -> str:
