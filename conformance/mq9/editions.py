@@ -252,7 +252,7 @@ async def native_nats(session: BrokerSession) -> None:
     other = await session.connect()
     subject = session.new_name()
     await session.client.publish(f"{subject}.a", b"unheard")
-    await session.client.flush()
+    await flush(session.client)
     reader, one = await other.subscribe(f"{subject}.*"), await other.subscribe(f"{subject}.a", queue="q")
 
     async def echo(message: Msg) -> None:

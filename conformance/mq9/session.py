@@ -193,7 +193,7 @@ class BrokerSession:
         chosen = dict(headers) if headers else None
         if kind in self._silent:
             await self.client.publish(PREFIX + verb, payload, headers=chosen)
-            await self.client.flush()
+            await flush(self.client)
             return
         try:
             await self.client.request(PREFIX + verb, payload, timeout=2, headers=chosen)
