@@ -71,7 +71,7 @@ class CopyRule:
             return False
         if self.doors and door not in self.doors:
             return False
-        return (not self.lanes or lane in self.lanes) and all(tag in tags for tag in self.tags)
+        return (not self.lanes or lane in self.lanes) and (not self.tags or set(self.tags) <= set(tags))
 
 
 def check(rule: CopyRule) -> CopyRule:

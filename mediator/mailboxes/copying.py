@@ -50,7 +50,7 @@ def plan(
     for rule in rules:
         if not rule.matches(address, message.tags, message.lane, door) or rule.to_address == mailbox.address:
             continue
-        if any(copy.rule.to_address == rule.to_address for copy in planned):
+        if planned and any(copy.rule.to_address == rule.to_address for copy in planned):
             continue
         tx.copy_rules.count(rule, "matched")
         found = find_target(tx, rule, now)
@@ -130,14 +130,22 @@ def _copy(tx: Transaction, rule: CopyRule, mailbox: Mailbox, message: Message, m
     source = _source_of(mailbox, message)
     shown = tx.mailboxes.send_only(mailbox) if is_generated(source) else source
     headers = {**message.headers, COPY_OF: f"{shown}/{msg_id}"}
+    # The size of the original counts its own headers, tags and address for replies already.
+    size = message.size + count_bytes_around((), (), {COPY_OF: headers[COPY_OF]})
+    if message.key is not None or message.dedup_id is not None:
+        size -= count_bytes_around((message.key, message.dedup_id), (), {})
     if message.key is not None and mailbox.kind is not Kind.BROADCAST:
         headers[COPY_KEY] = message.key
-    payload = b"" if rule.headers_only else message.payload
+        size += count_bytes_around((), (), {COPY_KEY: message.key})
+    payload = message.payload
+    if rule.headers_only:
+        size -= len(payload)
+        payload = b""
     return Message(
         msg_id=msg_id,
         lane=message.lane,
         payload=payload,
-        size=len(payload) + count_bytes_around((message.reply_to,), message.tags, headers),
+        size=size,
         created_at=now,
         sent_at=message.sent_at,
         expire_at=None if rule.ttl is None else now + rule.ttl,

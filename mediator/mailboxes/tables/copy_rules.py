@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from mediator.mailboxes.copy_rule import UNREAD, CopyRule, decode, encode
+from mediator.mailboxes.copy_rule import UNREAD, CopyCounts, CopyRule, decode, encode
 from mediator.mailboxes.session import Session, Table
 
 Outcome = Literal["matched", "copied", "dropped", "refused"]
@@ -15,6 +15,7 @@ class CopyRules(Table):
     def __init__(self, session: Session) -> None:
         super().__init__(session)
         self._cache = session.copy_rules
+        self._counted: list[tuple[CopyCounts, Outcome]] = []
         if session.copy_revision is None:
             self._follow("")
         elif session.copy_revision != self._cache.revision:
@@ -64,4 +65,10 @@ class CopyRules(Table):
         """Count what became of a message that a rule matched."""
         counts = self._cache.counts[rule.tenant, rule.name]
         setattr(counts, outcome, getattr(counts, outcome) + 1)
-        self._session.on_rollback.append(lambda: setattr(counts, outcome, getattr(counts, outcome) - 1))
+        if not self._counted:
+            self._session.on_rollback.append(self._take_back)
+        self._counted.append((counts, outcome))
+
+    def _take_back(self) -> None:
+        for counts, outcome in self._counted:
+            setattr(counts, outcome, getattr(counts, outcome) - 1)
