@@ -1,7 +1,6 @@
 """The commands ``mediator conformance …``: which checks to run, and where the results go."""
 
 import asyncio
-import json
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, fields
@@ -17,7 +16,7 @@ from conformance.checks import CannotTryError, Check, Level, Suite, Transcript
 from conformance.running import Outcome, Result, run_checks
 from mediator.cli import output
 from mediator.cli.client import DEFAULT_SERVER, CredentialOptions, TlsOptions
-from mediator.cli.options import CommandGroup, one_word
+from mediator.cli.options import CommandGroup, OutputOptions, one_word
 from mediator.errors import SetupError
 from mediator.login import Login
 
@@ -43,9 +42,6 @@ class RunOptions:
         one_word(Level, "Check sentences with MUST, those with SHOULD too, or this project's own rules as well."),
     ] = Level.SHOULD
     listed: Annotated[bool, typer.Option("--list", help="List the checks, and run none.")] = False
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write all that was sent and came; - prints it.")
-    ] = None
     junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the results as JUnit XML.")] = None
 
     def select(self, suite: Suite[S]) -> list[Check[S]]:
@@ -57,7 +53,12 @@ class RunOptions:
 
 
 @dataclass(frozen=True)
-class BrokerOptions(TlsOptions, CredentialOptions, RunOptions):
+class MediatorOptions(OutputOptions, RunOptions):
+    """The same, and how the results are printed."""
+
+
+@dataclass(frozen=True)
+class BrokerOptions(OutputOptions, TlsOptions, CredentialOptions, RunOptions):
     """The same, and as whom the checks connect."""
 
     def login(self, server: str) -> Login:
@@ -66,38 +67,33 @@ class BrokerOptions(TlsOptions, CredentialOptions, RunOptions):
         return Login(server, **{name: getattr(self, name) for name in names})
 
 
-def list_checks(checks: Sequence[Check[Any]]) -> None:
+def list_checks(checks: Sequence[Check[Any]], options: OutputOptions) -> None:
     """Print checks with their sentences."""
-    output.print_table(
-        ("check", "level", "source", "sentence"),
-        [(check.id, check.level.value, check.source, check.sentence) for check in checks],
-    )
+    columns = ("id", "level", "source", "sentence")
+    rows = [(check.id, check.level.value, check.source, check.sentence) for check in checks]
+    options.print_rows({"checks": [dict(zip(columns, row, strict=True)) for row in rows]}, columns, rows, "no checks")
 
 
 def run_suite(
     checks: Sequence[Check[S]],
     target: str,
     open_session: Callable[[Transcript], AbstractAsyncContextManager[S]],
-    options: RunOptions,
+    options: MediatorOptions | BrokerOptions,
 ) -> None:
-    """Run checks, print a line for each as it ends, write the files, and leave the program with the exit code."""
-    quiet = options.json_file == Path("-")
+    """Run checks, print a line for each as it ends, write the file, and leave the program with the exit code."""
     width = max(len(check.id) for check in checks)
 
     def show(result: Result) -> None:
-        if not quiet:
+        if not options.as_json:
             line = f"{MARKS[result.outcome]:<8}{result.check.id:<{width}}  {result.check.level:<6}"
             output.print_line(f"{line}{result.milliseconds:>6} ms  {result.detail}".rstrip())
 
     at = datetime.now(UTC).isoformat(timespec="seconds")
     results = asyncio.run(run_checks(checks, open_session, show))
-    document = report.as_json(results, target, at)
-    if quiet:
-        output.print_json(document)
+    if options.as_json:
+        output.print_json(report.as_json(results, target, at))
     else:
         _explain(results)
-    if options.json_file is not None and not quiet:
-        options.json_file.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     if options.junit is not None:
         options.junit.write_bytes(report.as_junit(results, target))
     raise typer.Exit(report.exit_code(results))
@@ -128,7 +124,7 @@ def didcomm(
     ] = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="How long to wait for each answer.")] = 10.0,
     *,
-    options: RunOptions,
+    options: MediatorOptions,
 ) -> None:
     """Check a DIDComm mediator, v1 and v2, as a wallet and those who write to it.
 
@@ -139,7 +135,7 @@ def didcomm(
 
     checks = options.select(SUITE)
     if options.listed:
-        list_checks(checks)
+        list_checks(checks, options)
         return
     if not mediator:
         raise typer.BadParameter("give an invitation, a DID or a URL of the mediator")
@@ -166,7 +162,7 @@ def mq9(
 
     checks = options.select(SUITE)
     if options.listed:
-        list_checks(checks)
+        list_checks(checks, options)
         return
     login = options.login(broker)
     opened = partial(BrokerSession.open, broker, seconds=seconds, options=login.nats_options)

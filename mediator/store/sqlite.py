@@ -417,9 +417,14 @@ class SqliteDialect:
     def insert_messages(self, values: Sequence[Row]) -> None:
         """Insert many rows with few statements: each statement releases the GIL and takes it back.
 
-        Those of one mailbox stand together: copies by rule, which have headers, come between others that have none.
+        Where both kinds come in turn, as copies by rule do between originals without headers, those of one mailbox are
+        put together.
         """
-        for plain, group in groupby(sorted(values, key=_mailbox_of), _is_plain):
+        groups = [(plain, list(group)) for plain, group in groupby(values, _is_plain)]
+        if len(groups) > 2:
+            in_order = sorted(values, key=_mailbox_of)
+            groups = [(plain, list(group)) for plain, group in groupby(in_order, _is_plain)]
+        for plain, group in groups:
             rows = [(*row[:5], row[10]) if plain else row for row in group]
             start = 0
             for count in _ROWS:

@@ -16,6 +16,7 @@ from tests.harness.samples import (
     TENANT,
     add,
     cut,
+    decoded,
     everything,
     furnish,
     get,
@@ -50,7 +51,7 @@ def upset(tx):
     tx.leases.put(group, [Lease(2, Lane.NORMAL, T0 + 1, 9), Lease(4, Lane.LOW, T0 + 2, 1)])
     more = tx.groups.add(mailbox, "more")
     tx.leases.put(more, [Lease(3, Lane.LOW, T0 + 3, 1)])
-    tx.outbox.add(mailbox, everything(tx, mailbox)[-1])
+    tx.outbox.add(mailbox, decoded(everything(tx, mailbox)[-1]))
     tx.mailboxes.describe(mailbox, "other", ("u",), None)
     [retired] = tx.mailboxes.retired(ALL)
     tx.mailboxes.drop(retired)

@@ -125,7 +125,7 @@ def furnish(tx: Transaction) -> None:
     tx.groups.save(group)
     tx.leases.put(group, [Lease(1, Lane.URGENT, T0 + 3000, 1), Lease(2, Lane.NORMAL, NO_LEASE, 2)])
     tx.leases.put(group, [Lease(3, Lane.LOW, T0 + 1000, 3, dead=True)])
-    tx.outbox.add(mailbox, everything(tx, mailbox)[0])
+    tx.outbox.add(mailbox, decoded(everything(tx, mailbox)[0]))
     tx.mailboxes.retire(add(tx, "b"))
     add(tx, "c", tenant="other")
 

@@ -196,6 +196,8 @@ ARGUMENTS = {
     "tenant user remove": "acme ann",
     "tenant token add": "acme t",
     "tenant token remove": "acme t",
+    "copy add": "all a",
+    "copy remove": "all",
     "didcomm allow add": "127.0.0.1",
     "didcomm allow remove": "127.0.0.1",
     "didcomm deny add": "127.0.0.1",

@@ -70,6 +70,11 @@ dead redrive json.box 0 --group g
 dead drop json.box --group g
 ack json.box 1 --group g
 mailbox drop-group json.box --group g --yes
+copy add all json.work --address json.box
+copy list
+copy remove all
+conformance mq9 {server} --only mq9.verbs
+conformance mq9 --list
 delete json.box 1
 mailbox list
 mailbox set json.box --ack-wait 5s
@@ -95,6 +100,7 @@ tenant token remove json-t two
 tenant remove json-t --yes
 invite --label words
 try {link}
+conformance didcomm {link} --only didcomm.ping
 invitations list
 invitations remove {invitation}
 try
@@ -200,6 +206,7 @@ def test_every_command_prints_what_the_page_says(mediator: Mediator, external, s
         "authority": issue(tmp_path).authority,
         "data": Path(__file__).parents[1] / "data",
         "key": from_verkey(bytes(range(32))),
+        "server": service.nats_url,
     }
     (tmp_path / "card.json").write_text(CARD)
     (tmp_path / "external.toml").write_text(f'nats_url = "nats://127.0.0.1:{external("")}"\n')

@@ -225,6 +225,7 @@ async def test_the_program_gets_what_it_needs_and_no_secret(tmp_path: Path, monk
         {
             "MEDIATOR_SPARK_MASTER": "local[1]",
             "MEDIATOR_INSTANCE": "here",
+            "MEDIATOR_PIPELINE__DELIVERY_GOAL_SECONDS": "60",
             "MEDIATOR_PIPELINE__ARCHIVE_KEY_FILE": str(keys),
             RUN_VARIABLE: str(run.no),
         }
