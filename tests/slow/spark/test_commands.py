@@ -26,7 +26,8 @@ def run(monkeypatch, capsys, tmp_path):
                 typer.echo(work(given))
 
         monkeypatch.setattr("mediator.cli.build_app", lambda word: app)
-        monkeypatch.setattr(sys, "argv", ["mediator", *map(str, arguments)])
+        # Without any word the program prints where to begin.
+        monkeypatch.setattr(sys, "argv", ["mediator", *map(str, arguments or ("--data-dir", tmp_path / "data"))])
         with pytest.raises(SystemExit) as ended:
             main()
         said = capsys.readouterr()

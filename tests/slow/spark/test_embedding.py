@@ -17,6 +17,7 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
 from mediator.errors import BadRequestError, SetupError, UnavailableError
+from minilm import pack
 from pipeline.embedding import run
 from pipeline.embedding.cards import files_of
 from pipeline.embedding.model import Model, ModelPart, encode_batches, find_model
@@ -34,7 +35,7 @@ from registry.embedding.texts import TEMPLATE, card_texts
 from registry.embedding.worker import OnnxModel
 from registry.index.vectors import pack_rows, unpack_rows
 from tests.harness.core import make_settings
-from tests.harness.models import copy_model, exports, mirror, spoil, wants_models
+from tests.harness.models import change, copy_model, exports, mirror, spoil, wants_models
 from tests.harness.service import Service, Services
 
 pytestmark = wants_models
@@ -181,7 +182,8 @@ def test_a_second_run_encodes_only_what_is_left(
 
 def test_registered_agents_are_embedded_for_a_second_model(place: Place, spark: SparkSession, tmp_path: Path) -> None:
     place.put(*(card(f"c.{number}") for number in range(3)))
-    other = place.model(mirror(copy_model(tmp_path / "other")))
+    tuned = change(copy_model(tmp_path / "other"), Path(pack.__file__).parents[1] / pack.DIFFERENCE)
+    other = place.model(mirror(tuned))
     settings = make_settings(data_dir=place.service.data_dir)
 
     def embed() -> run.EmbedResult:
