@@ -16,6 +16,7 @@ ELSEWHERE = {
     "benchmarks.md": "hours; tests/unit/test_benchmark_pages.py holds the tables",
     "client.md": "parts of programs; tests/integration has the client's tests",
     "cluster.md": "needs a cluster; tests/slow/spark runs jobs on one of this machine",
+    "conformance.md": "needs a mediator's address; tests/acceptance/test_conformance.py gives it this service's",
     "didcomm.md": "tests/acceptance/didcomm and the guide for wallets",
     "editions.md": "tests/acceptance/editions, by clients of each edition",
     "index.md": "the blocks are README's, which tests/slow/test_readme.py runs",

@@ -335,7 +335,7 @@ async def test_two_models_answer_together_from_the_change_on(store: Store, one: 
             await until(second.answered)
     async with reading(store, f"{both}+/no/such/model=1", cache_dir) as third:
         await until(third.answered)
-        await until(lambda: third.models.problem is not None)
+        await until(lambda: third.models.encoder.failed)
         assert "problem The model does not work: the model's folder /no/such/model does not exist." in (
             await third.said()
         )
