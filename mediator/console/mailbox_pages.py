@@ -75,7 +75,7 @@ _LEASES: Final = LeaseView.columns("msg_id", "lane", "until", "deliveries", "del
 _CLIENTS: Final = ClientView.columns(
     "client", "name", "tenant", "user", "address", "subscriptions", "state", "unread_bytes", "since"
 )
-_OF_MAILBOX: Final = MailboxClientView.columns("does", "name", "user", "client", "queue", "requests", "last_at")
+_OF_MAILBOX: Final = MailboxClientView.columns("action", "name", "user", "client", "queue", "requests", "last_at")
 _NO_GATEWAY: Final = Markup(
     "Clients connect to nats-server itself: ask it with <code>nats server report connections</code>."
 )

@@ -99,18 +99,18 @@ class ClientOperations:
         merged: dict[tuple[Any, ...], MailboxClientView] = {}
         for each in self._recent.of(tenant, {address, send_only}):
             connection = connections.get(each.client.connection)
-            did = _did(each.does, each.client, connection, each.requests, each.last + passed)
+            view = _mailbox_client(each.action, each.client, connection, each.requests, each.last + passed)
             # Connections that ended are one for each name and user: commands make one for each request.
-            key = did.does, did.client, did.name, did.user
+            key = view.action, view.client, view.name, view.user
             former = merged.get(key)
             requests = each.requests + (former.requests or 0) if former is not None else each.requests
-            merged[key] = replace(did if former is None else former, requests=requests)
+            merged[key] = replace(view if former is None else former, requests=requests)
         found = list(merged.values())
         for connection in self._connections():
             if (protocol := connection.protocol) is not None:
                 client = ClientInfo(connection.name, protocol.name[:MAX_NAME], protocol.login)
                 found += [
-                    _did("subscribes", client, connection, None, connection.since, subscription.queue)
+                    _mailbox_client("subscribes", client, connection, None, connection.since, subscription.queue)
                     for subscription in protocol.subscriptions_to(tenant, address)
                 ]
         return {"clients": [each.to_json() for each in found[: request["limit"]]]}
@@ -119,11 +119,16 @@ class ClientOperations:
         return [] if self._gateway is None else list(self._gateway.clients)
 
 
-def _did(
-    does: str, client: ClientInfo, connection: ClientConnection | None, requests: int | None, at: float, queue: str = ""
+def _mailbox_client(
+    action: str,
+    client: ClientInfo,
+    connection: ClientConnection | None,
+    requests: int | None,
+    at: float,
+    queue: str = "",
 ) -> MailboxClientView:
     known = None if connection is None else connection.id
-    return MailboxClientView(does, client.name, client.login or None, known, queue, requests, at)
+    return MailboxClientView(action, client.name, client.login or None, known, queue, requests, at)
 
 
 def _view(connection: ClientConnection) -> ClientView | None:

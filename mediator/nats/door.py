@@ -69,15 +69,15 @@ MAX_NAME: Final = 256
 RECENT_SECONDS: Final = 600.0
 """What a client did longer ago is not shown."""
 _UNKNOWN: Final = ClientInfo()
-_WORDS: Final = ("sends", "fetches")
-_DOES: Final = {"SEND": 0, "BATCH": 0, "FETCH": 1}
-"""What a verb counts as, by place among the words."""
+_ACTIONS: Final = ("sends", "fetches")
+_ACTION_OF: Final = {"SEND": 0, "BATCH": 0, "FETCH": 1}
+"""What a verb counts as, by place among the actions."""
 
 
 class RecentRequest(NamedTuple):
     """What a client lately did with a mailbox."""
 
-    does: str
+    action: str
     """``sends`` or ``fetches``."""
     client: ClientInfo
     requests: int
@@ -102,18 +102,18 @@ class RecentRequests:
                     del self._seen[old]
             known = client if len(client.name) <= MAX_NAME else client._replace(name=client.name[:MAX_NAME])
             seen = self._seen[key] = known, [0, 0], [0.0, 0.0]
-        does = _DOES[pending.verb]
-        seen[1][does] += 1
-        seen[2][does] = pending.started
+        action = _ACTION_OF[pending.verb]
+        seen[1][action] += 1
+        seen[2][action] = pending.started
 
     def of(self, tenant: str, addresses: Collection[str]) -> list[RecentRequest]:
         """Return what was done with a mailbox, the latest first; ``addresses`` are all that it has (A10)."""
         first = time.perf_counter() - RECENT_SECONDS
         found = [
-            RecentRequest(word, client, count, last)
+            RecentRequest(action, client, count, last)
             for (of, address, _), (client, counts, lasts) in self._seen.items()
             if of == tenant and address in addresses
-            for word, count, last in zip(_WORDS, counts, lasts, strict=True)
+            for action, count, last in zip(_ACTIONS, counts, lasts, strict=True)
             if count and last > first
         ]
         return sorted(found, key=lambda each: -each.last)
@@ -291,7 +291,7 @@ class Door:
         message, verb = pending.message, pending.verb
         seconds = time.perf_counter() - pending.started
         self._requests.count(pending.tenant, verb, result, seconds)
-        if verb in _DOES and result == OK:
+        if verb in _ACTION_OF and result == OK:
             # Without accounts clients could forge the server's header, but not what the gateway says.
             vouched = self._options.accounts or message.answer is not None
             self.recent.note(pending, message.client if vouched else _UNKNOWN)

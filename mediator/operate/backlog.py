@@ -183,7 +183,7 @@ class BacklogMeter:
         after = 0
         while True:
             begun = time.perf_counter()
-            mailboxes = await self._broker.read(partial(_survey, after))
+            mailboxes = await self._broker.read(partial(_read_slice, after))
             if not mailboxes:
                 break
             after = mailboxes[-1].no
@@ -220,8 +220,8 @@ class BacklogMeter:
         return group.waiting_since is not None and now - group.waiting_since >= self._lag
 
 
-def _survey(after: int, tx: Transaction, now: int) -> list[MailboxBacklog]:
-    return tx.table(Backlogs).survey(after, SLICE, now)
+def _read_slice(after: int, tx: Transaction, now: int) -> list[MailboxBacklog]:
+    return tx.table(Backlogs).read_slice(after, SLICE, now)
 
 
 def _use_of_mailbox(mailbox: MailboxBacklog, quota: Quota) -> float:

@@ -380,7 +380,7 @@ class RankingOperations:
         question = self._questions.pop((tenant, prefix), None)
         now = time.time()
         if question is None or now - question.look.at > FRESH_SECONDS:
-            look = _Look(now, await self._broker.read(lambda tx, at: _survey(tx, tenant, prefix, at)))
+            look = _Look(now, await self._broker.read(lambda tx, at: _list_rows(tx, tenant, prefix, at)))
             if question is None or now - question.look.at > RATE_SECONDS:
                 question = _Question(look, now, look.counts())
             elif now - question.since > RATE_SECONDS:
@@ -393,10 +393,10 @@ class RankingOperations:
         return question
 
 
-def _survey(tx: Transaction, tenant: str, prefix: str, now: int) -> list[MailboxRow]:
+def _list_rows(tx: Transaction, tenant: str, prefix: str, now: int) -> list[MailboxRow]:
     found: list[MailboxRow] = []
     for name in [tenant] if tenant else tx.mailboxes.tenants():
-        found += tx.mailboxes.survey(name, prefix, LOOKED_AT - len(found), now)
+        found += tx.mailboxes.list_rows(name, prefix, LOOKED_AT - len(found), now)
     return found
 
 
@@ -426,7 +426,7 @@ def _rates(question: _Question) -> dict[int, _Flow]:
 def _held(tx: Transaction, numbers: Sequence[int], now: int) -> dict[int, MailboxBacklog]:
     """Return what waits in each of these mailboxes, those that live."""
     table = tx.table(Backlogs)
-    return {found.no: found for no in numbers for found in table.survey(no - 1, 1, now)}
+    return {found.no: found for no in numbers for found in table.read_slice(no - 1, 1, now)}
 
 
 def _rank(row: MailboxRow, rates: _Flow | None, held: MailboxBacklog | None) -> RankedMailbox:

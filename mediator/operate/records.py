@@ -526,7 +526,7 @@ class ClientView(Record):
 class MailboxClientView(Record):
     """What a NATS client lately did with a mailbox."""
 
-    does: Annotated[str, described("`sends`, `fetches` or `subscribes`.")]
+    action: Annotated[str, described("`sends`, `fetches` or `subscribes`.")]
     name: Annotated[str, Column("client name"), described("What it calls itself.")]
     user: Annotated[str | None, Column(absent="anonymous")]
     client: Annotated[str | None, Column(absent="gone", kind=Kind.CODE), described("As in the list of all clients.")]

@@ -208,7 +208,7 @@ class ConnectionOperations:
         skip, limit = request["skip"], request["limit"]
         if len(text) > MAX_NAME:
             raise BadRequestError("text", f"expected at most {MAX_NAME} characters")
-        looked_at = await self._survey(tenant, text.strip())
+        looked_at = await self._find_rows(tenant, text.strip())
         rows = [row for row in looked_at if row.messages] if request.get("waiting") is True else looked_at
         if order in _KEYS:
             rows = sorted(rows, key=_KEYS[order])
@@ -222,7 +222,7 @@ class ConnectionOperations:
             "complete": (await self._mediation.list_connections(tenant, 0, 1)).total <= LOOKED_AT,
         }
 
-    async def _survey(self, tenant: str, text: str) -> list[ConnectionRow]:
+    async def _find_rows(self, tenant: str, text: str) -> list[ConnectionRow]:
         """Look one at a time, as each look reads thousands of rows."""
         asked = tenant, text, is_allowed(Right.READ_PAYLOAD)
         async with self._looking:
@@ -230,7 +230,7 @@ class ConnectionOperations:
             now = time.monotonic()
             if question != asked or now - at > FRESH_SECONDS:
                 rows = await self._mediation.read(
-                    lambda tx, _now: listing.survey(tx, tenant, text, LOOKED_AT, whole_addresses=asked[2])
+                    lambda tx, _now: listing.find_rows(tx, tenant, text, LOOKED_AT, whole_addresses=asked[2])
                 )
                 self._look = asked, now, rows
             return rows

@@ -64,7 +64,7 @@ def connections(tx: MediationTransaction, tenant: str, after: int, limit: int, n
     return ConnectionPage(views, len(found) > limit, tx.connections.count(tenant))
 
 
-def survey(
+def find_rows(
     tx: MediationTransaction, tenant: str, text: str, limit: int, *, whole_addresses: bool
 ) -> list[ConnectionRow]:
     """Return connections of a tenant in falling order of their numbers, those that a text finds; "" finds all.
@@ -74,11 +74,11 @@ def survey(
     """
     newest = tx.connections.newest(tenant, limit)
     if not text:
-        return sorted(tx.connections.survey(newest), reverse=True)
+        return sorted(tx.connections.rows(newest), reverse=True)
     # Keys are stored as did:key, whatever form a person copies.
     prefix = canonical(text) or (f"did:key:{text}" if text.startswith("z6Mk") else text)
     named = set(tx.connections.named(tenant, prefix, limit))
-    rows = tx.connections.survey(list(named.union(newest)))
+    rows = tx.connections.rows(list(named.union(newest)))
     lower = text.lower()
     found = [
         row

@@ -166,7 +166,7 @@ class Connections(Table):
         ]
         return list(dict.fromkeys(no for rows in found for (no,) in rows))[:limit]
 
-    def survey(self, numbers: Sequence[int]) -> Sequence[ConnectionRow]:
+    def rows(self, numbers: Sequence[int]) -> Sequence[ConnectionRow]:
         """Return what these connections are compared by, of those that are there, in no order."""
         found = self._for_each(
             "SELECT connection.no, state, connection.seen_at, coalesce(used.seen_at, 0), mailbox.no, address, messages,"

@@ -17,12 +17,12 @@ def broker(store: Store) -> Broker:
     return Broker(store)
 
 
-def survey(broker: Broker, limit: int = 100) -> dict[str, MailboxBacklog]:
+def read_all(broker: Broker, limit: int = 100) -> dict[str, MailboxBacklog]:
     """Go through all mailboxes in slices, as the service does."""
     found: list[MailboxBacklog] = []
     while True:
         with broker.store.reading() as tx:
-            more = tx.table(Backlogs).survey(found[-1].no if found else 0, limit, broker.now)
+            more = tx.table(Backlogs).read_slice(found[-1].no if found else 0, limit, broker.now)
         if not more:
             return {each.address: each for each in found}
         assert len(more) <= limit
@@ -30,7 +30,7 @@ def survey(broker: Broker, limit: int = 100) -> dict[str, MailboxBacklog]:
 
 
 def test_an_empty_store_has_no_backlog(broker: Broker) -> None:
-    assert survey(broker) == {}
+    assert read_all(broker) == {}
 
 
 def test_messages_and_delayed_ones_are_counted(broker: Broker) -> None:
@@ -40,7 +40,7 @@ def test_messages_and_delayed_ones_are_counted(broker: Broker) -> None:
         broker.send(b"four", to="a")
     broker.send(b"later", to="b", delay=HOUR)
     for limit in (1, 2, 100):
-        found = survey(broker, limit)
+        found = read_all(broker, limit)
         assert list(found) == ["a", "b", "c"]
         assert (found["a"].messages, found["a"].bytes, found["a"].delayed) == (3, 12, 0)
         assert (found["b"].messages, found["b"].delayed, found["b"].delayed_bytes) == (0, 1, 5)
@@ -48,14 +48,14 @@ def test_messages_and_delayed_ones_are_counted(broker: Broker) -> None:
 
 
 @pytest.mark.rule("M1", "M4")
-def test_mailboxes_that_are_gone_have_no_backlog(broker: Broker) -> None:
+def test_mailboxes_that_are_gone_have_no_read_all(broker: Broker) -> None:
     for box, ttl in (("short", HOUR), ("deleted", None), ("lives", None)):
         broker.create(box, ttl=ttl)
         broker.send(to=box)
         broker.take("g", box, ack_wait=SECOND)
     broker.delete_mailbox("deleted")
     broker.advance(HOUR)
-    assert list(survey(broker)) == ["lives"]
+    assert list(read_all(broker)) == ["lives"]
 
 
 @pytest.mark.rule("F6", "F7")
@@ -68,13 +68,13 @@ def test_leases_are_told_from_dead_and_given_back_ones(broker: Broker) -> None:
     assert broker.take("dead", num_msgs=1, ack_wait=DAY, max_deliver=1) == [2]
     broker.take("busy", num_msgs=3, ack_wait=DAY)
     broker.nack(0, group="busy", delay=HOUR)
-    box = survey(broker)[BOX]
+    box = read_all(broker)[BOX]
     assert (box.leased, box.given_back, box.dead) == (3, 1, 2)
     assert {group.name: group.dead for group in box.groups} == {"busy": 0, "dead": 2}
     broker.delete(1)
-    assert survey(broker)[BOX].dead == 1, "a message that is gone is not dead any more"
+    assert read_all(broker)[BOX].dead == 1, "a message that is gone is not dead any more"
     broker.drop(group="dead")
-    assert survey(broker)[BOX].dead == 0
+    assert read_all(broker)[BOX].dead == 0
 
 
 @pytest.mark.rule("F6", "F7")
@@ -85,15 +85,15 @@ def test_mail_waits_again_when_a_lease_ends(broker: Broker) -> None:
     broker.take(num_msgs=3, ack_wait=HOUR, max_deliver=2)
     broker.nack(1, delay=SECOND)
     broker.delete(2)
-    assert survey(broker)[BOX].waiting_since is None
+    assert read_all(broker)[BOX].waiting_since is None
     broker.advance(DAY)
-    box = survey(broker)[BOX]
+    box = read_all(broker)[BOX]
     assert (box.leased, box.given_back, box.dead) == (0, 0, 0)
     assert box.waiting_since == START + SECOND, "nobody fetched it since it could be given again"
     broker.take(num_msgs=2, ack_wait=HOUR, max_deliver=2)
-    assert survey(broker)[BOX].waiting_since is None
+    assert read_all(broker)[BOX].waiting_since is None
     broker.advance(HOUR)
-    box = survey(broker)[BOX]
+    box = read_all(broker)[BOX]
     assert (box.dead, box.waiting_since) == (2, None), "dead, whether a FETCH has looked since or not"
 
 
@@ -103,16 +103,16 @@ def test_a_group_waits_for_the_oldest_it_was_not_given(broker: Broker, lane: Lan
     broker.create()
     broker.send(lane=lane)
     broker.take()
-    assert survey(broker)[BOX].waiting_since is None, "delivered, if not acknowledged"
+    assert read_all(broker)[BOX].waiting_since is None, "delivered, if not acknowledged"
     broker.advance(HOUR)
     for _ in range(2):
         broker.send(lane=lane)
         broker.advance(SECOND)
-    (group,) = survey(broker)[BOX].groups
+    (group,) = read_all(broker)[BOX].groups
     assert (group.name, group.waiting_since) == (GROUP, START + HOUR)
-    assert survey(broker)[BOX].waiting_since == START + HOUR
+    assert read_all(broker)[BOX].waiting_since == START + HOUR
     broker.take()
-    assert survey(broker)[BOX].waiting_since is None
+    assert read_all(broker)[BOX].waiting_since is None
 
 
 @pytest.mark.rule("A5")
@@ -121,7 +121,7 @@ def test_without_a_group_mail_waits_until_it_is_acknowledged(broker: Broker) -> 
     broker.create("log")
     for box in ("queue", "log"):
         broker.send(to=box)
-    assert {box: each.waiting_since for box, each in survey(broker).items()} == {"log": None, "queue": START}
+    assert {box: each.waiting_since for box, each in read_all(broker).items()} == {"log": None, "queue": START}
 
 
 def test_many_groups_make_slices_smaller(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +132,7 @@ def test_many_groups_make_slices_smaller(broker: Broker, monkeypatch: pytest.Mon
         for group in ("a", "b", "c"):
             broker.take(group, f"box{number}")
         broker.send(to=f"box{number}")
-    found = survey(broker)
+    found = read_all(broker)
     assert [len(each.groups) for each in found.values()] == [3] * 5
     assert all(group.waiting_since == START for each in found.values() for group in each.groups)
 
@@ -149,7 +149,7 @@ def test_one_mailbox_may_have_more_groups_than_a_slice(
             broker.take(name, box, ack_wait=SECOND, max_deliver=1)
     broker.delete_mailbox("gone")
     broker.advance(SECOND)
-    found = survey(broker, limit)
+    found = read_all(broker, limit)
     assert {box: (len(each.groups), each.dead) for box, each in found.items()} == {"many": (3, 3), "other": (3, 3)}
 
 
@@ -169,9 +169,9 @@ def test_a_group_that_is_moved_on_waits_for_nothing(broker: Broker) -> None:
     for lane in Lane:
         broker.send(lane=lane)
     broker.take(num_msgs=1)
-    assert survey(broker)[BOX].waiting_since == START
+    assert read_all(broker)[BOX].waiting_since == START
     broker.take(deliver=Deliver.LATEST, force_deliver=True)
-    assert survey(broker)[BOX].waiting_since is None
+    assert read_all(broker)[BOX].waiting_since is None
     broker.advance(SECOND)
     broker.send()
-    assert survey(broker)[BOX].waiting_since == START + SECOND
+    assert read_all(broker)[BOX].waiting_since == START + SECOND

@@ -250,7 +250,7 @@ def test_the_tenants_are_those_that_have_mailboxes(store):
         assert tx.mailboxes.tenants() == ["a", "b", "c-d"]
 
 
-def test_a_survey_shows_mailboxes_as_their_messages_are(store, reopen):
+def test_rows_show_mailboxes_as_their_messages_are(store, reopen):
     with store.transaction() as tx:
         for address in ("a", "a.b", "ab", "b"):
             add(tx, address, retention=Retention.UNTIL_ACK)
@@ -263,21 +263,21 @@ def test_a_survey_shows_mailboxes_as_their_messages_are(store, reopen):
     with store.transaction() as tx:
         cut(tx, get(tx, "a.b"), 0)
         put(tx, get(tx, "a.b"), b"6", created_at=T0 + 3)
-    look_at_survey(store)
-    look_at_survey(reopen())
+    look_at_rows(store)
+    look_at_rows(reopen())
 
 
-def look_at_survey(store):
+def look_at_rows(store):
     with store.reading() as tx:
-        first, second, third = tx.mailboxes.survey(TENANT, "a", ALL, T0 + 5)
+        first, second, third = tx.mailboxes.list_rows(TENANT, "a", ALL, T0 + 5)
         assert (first.address, first.messages, first.oldest_at) == ("a", 0, None)
         assert second == MailboxRow(
             get(tx, "a.b").no, TENANT, "a.b", Kind.STANDARD, Retention.UNTIL_ACK,
             2, 4, 3, None, T0 + 3, T0 + 2,
         )  # fmt: skip
         assert (third.address, third.messages, third.next_id) == ("ab", 1, 1)
-        assert [row.address for row in tx.mailboxes.survey(TENANT, "a", 2, T0)] == ["a", "a.b"]
-        assert tx.mailboxes.survey(TENANT, "none", ALL, T0) == []
+        assert [row.address for row in tx.mailboxes.list_rows(TENANT, "a", 2, T0)] == ["a", "a.b"]
+        assert tx.mailboxes.list_rows(TENANT, "none", ALL, T0) == []
 
 
 def test_a_database_has_a_size(store):

@@ -233,7 +233,7 @@ def test_connections_are_compared_and_found_by_names(store):
         assert tx.connections.newest(TENANT, 1) == [bob.no]
         for prefix, found in {"did:key:z6MkAl": [alice, bob], ALICE: [alice], "did:peer": [bob], "did:x": []}.items():
             assert tx.connections.named(TENANT, prefix, 9) == [one.no for one in found], prefix
-        assert sorted(tx.connections.survey([bob.no, alice.no, 999])) == [
+        assert sorted(tx.connections.rows([bob.no, alice.no, 999])) == [
             ConnectionRow(alice.no, ODD, T0 + 5, mailbox.address, 3, 12, T0),
             ConnectionRow(bob.no, "", T0 + 7, "", 0, 0, 0),
         ]

@@ -63,14 +63,14 @@ async def test_a_mailbox_tells_who_fills_and_reads_it(service: App) -> None:
     await client.subscribe("$mq9.AI.MAILBOX.MSG.box.*", queue="workers")
     await client.flush()
     of_ada = (await listed(service, "/mailboxes/box/clients?tenant=acme"))["clients"]
-    assert [(each["does"], each["user"], each["queue"], each["requests"]) for each in of_ada] == [
+    assert [(each["action"], each["user"], each["queue"], each["requests"]) for each in of_ada] == [
         ("sends", "ada", "", 2),
         ("subscribes", "ada", "workers", None),
     ]
     [known] = {each["client"] for each in of_ada}
     assert known in {each["client"] for each in (await listed(service))["clients"]}
     [of_bob] = (await listed(service, "/mailboxes/box/clients?tenant=globex"))["clients"]
-    assert (of_bob["does"], of_bob["user"]) == ("fetches", "bob")
+    assert (of_bob["action"], of_bob["user"]) == ("fetches", "bob")
     assert made["send_address"] not in str(of_ada)
 
 

@@ -66,7 +66,7 @@ class MailboxBacklog:
 class Backlogs(Table):
     """The mailboxes in order of their numbers, each with all that waits in it."""
 
-    def survey(self, after: int, limit: int, now: int) -> list[MailboxBacklog]:
+    def read_slice(self, after: int, limit: int, now: int) -> list[MailboxBacklog]:
         """Return at most ``limit`` living mailboxes with numbers above ``after``; none: there are no more."""
         found = self._execute(
             "SELECT no, tenant, address, kind, messages, bytes,"
@@ -87,7 +87,7 @@ class Backlogs(Table):
             (*span, group.MAX_GROUPS if alone else MAX_GROUPS + 1),
         )
         if len(groups) > MAX_GROUPS and not alone:
-            return self.survey(after, len(found) // 2, now)
+            return self.read_slice(after, len(found) // 2, now)
         mailboxes = {
             no: MailboxBacklog(no, tenant, address, Kind(kind), messages, size, since)
             for no, tenant, address, kind, messages, size, since in found

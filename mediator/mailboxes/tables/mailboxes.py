@@ -174,7 +174,7 @@ class Mailboxes(Table):
         )
         return sorted(self.by_no(row[0] for row in found).values(), key=lambda mailbox: mailbox.address)
 
-    def survey(self, tenant: str, prefix: str, limit: int, now: int) -> Sequence[MailboxRow]:
+    def list_rows(self, tenant: str, prefix: str, limit: int, now: int) -> Sequence[MailboxRow]:
         """Return the first living mailboxes of a tenant whose addresses begin so, in order, each with few look-ups."""
         where = (
             "tenant = ? AND address >= ? AND address < ? AND (mailbox.expire_at IS NULL OR mailbox.expire_at > ?)"
