@@ -49,6 +49,8 @@ from mediator.nats.verbs import verb_of_part
 from mediator.operate.access import SESSION_LOOK_SECONDS, SESSION_TOPIC, Access, CookieSealer, EndedSessions
 from mediator.operate.activity import ACTIVITY_TOPIC, SAMPLE_SECONDS, Activity
 from mediator.operate.admin_api import AdminApi
+from mediator.operate.alarms import LOOK_SECONDS as ALARM_SECONDS
+from mediator.operate.alarms import Alarms
 from mediator.operate.audit import AuditLog
 from mediator.operate.backlog import BacklogMeter, BacklogSeries
 from mediator.operate.cleanup_command import all_steps
@@ -392,6 +394,10 @@ async def _serve_operators(
         refusals,
     )
     host.operations.add_methods(service)
+    alarms = Alarms(host.broker, host.settings.instance, service.find)
+    await alarms.open()
+    host.operations.add_methods(alarms)
+    host.add_job(alarms.tick, ALARM_SECONDS, "alarms")
 
     def apply_operators(newer: Settings) -> None:
         host.access.apply_settings(newer)

@@ -49,6 +49,7 @@ class DroppedMail:
                 "Have the wallets pick up their mail, or raise didcomm.max_messages, didcomm.max_mb or a quota: "
                 "`mediator connections list` shows who holds most.",
                 "/queues",
+                "wallet_queues_full",
             )
         ]
 

@@ -91,7 +91,8 @@ async def examine(
         findings.append(Finding(Level.OK, text))
     if reranker is not None and reranker.problem is not None:
         why = reranker.detail or reranker.problem
-        findings.append(Finding(Level.PROBLEM, f"Nothing is re-ranked: {why}.", "See registry.rerank_url."))
+        text = f"Nothing is re-ranked: {why}."
+        findings.append(Finding(Level.PROBLEM, text, "See registry.rerank_url.", code="reranker_down"))
     return findings
 
 
@@ -130,7 +131,8 @@ def _not_running(models: "EmbeddingModels") -> Finding:
     instead = "Keywords answer meanwhile." if models.problem else "The former model answers meanwhile."
     encoder = models.encoder
     if details := [server.detail for server in models.servers if server.detail]:
-        return Finding(Level.PROBLEM, f"No vectors are made: {details[0]}.", f"{instead} New cards wait.")
+        text = f"No vectors are made: {details[0]}."
+        return Finding(Level.PROBLEM, text, f"{instead} New cards wait.", code="model_down")
     if not models.servers and (extra := missing_extra(models.model)):
         # The service may have been installed without it on purpose.
         return Finding(
@@ -139,7 +141,8 @@ def _not_running(models: "EmbeddingModels") -> Finding:
             f"{install_command(extra)}, or, if that is meant, set registry.semantic = false.",
         )
     if encoder.failed:
-        return Finding(Level.PROBLEM, f"The model does not work: {encoder.problem}.", f"See registry.model. {instead}")
+        text = f"The model does not work: {encoder.problem}."
+        return Finding(Level.PROBLEM, text, f"See registry.model. {instead}", code="model_down")
     return Finding(Level.NOTE, f"The model {models.model} is not ready: {encoder.problem}.", instead)
 
 

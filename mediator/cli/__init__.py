@@ -25,7 +25,7 @@ COMMANDS = {
     "messages.app": "send fetch ack nack extend query delete",
     "mcp.app": "mcp",
     "bench.app": "bench",
-    "service.state_app": "doctor status console audit",
+    "service.state_app": "doctor status alarms console audit",
     "database.verify_app": "verify",
     "database.forget_app": "forget",
 }

@@ -4,7 +4,7 @@ import asyncio
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -261,7 +261,8 @@ def _installation(options: CommandOptions) -> list[dict[str, Any]]:
         from mediator.operate.service_operations import disk_findings, file_findings, offline_findings
 
         folder = options.load().data_dir
-        first = {"level": "problem", "text": f"The service does not answer: {error}.", "advice": "", "link": ""}
+        text = f"The service does not answer: {error}."
+        first = {"level": "problem", "text": text, "advice": "", "link": "", "code": "unreachable"}
         seen = [*disk_findings(folder), *file_findings(folder), *offline_findings(folder)]
         return [first, *(finding.to_json() for finding in seen)]
     return found
@@ -316,6 +317,28 @@ def _facts(view: dict[str, Any], time: dict[str, Any]) -> list[tuple[str, str]]:
             for name, held in view["tenants"].items()
         ),
     ]
+
+
+@state_app.command(epilog="Example: mediator alarms")
+def alarms(
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Show at most this many that ended.")] = 100,
+    *,
+    options: CommandOptions,
+) -> None:
+    """List the problems of the service with when each began, and those of the last week that ended."""
+    answer = options.ask("alarm-list", limit=limit)
+    options.print(answer, "\n".join(alarm_lines(answer)))
+
+
+def alarm_lines(answer: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what the command prints of alarms."""
+    for title, name in (("Now", "present"), ("Ended", "ended")):
+        yield f"{title}:" if answer[name] else f"{title}: none"
+        for alarm in answer[name]:
+            ended = f" to {format_time(alarm['ended_at'])}" if name == "ended" else ""
+            yield f"  {format_time(alarm['began_at'])}{ended}  {alarm['text']}"
+            if name == "present" and alarm["advice"]:
+                yield f"    {alarm['advice']}"
 
 
 def _audited(entry: Mapping[str, Any]) -> str:

@@ -24,10 +24,12 @@ from mediator.mailboxes.message import Door
 from mediator.operate.activity import HOUR, LANE_WORDS, RANGES, Activity
 from mediator.operate.activity_history import Sample
 from mediator.operate.admin_api import PREFIX
+from mediator.operate.alarms import MAX_ENDED
 from mediator.operate.logs import LEVELS, MAX_RECENT
 from mediator.operate.long_tasks import BackupFile
 from mediator.operate.operations import Actor, Answer, Right
 from mediator.operate.records import (
+    AlarmView,
     AuditEntry,
     Column,
     CopyRuleView,
@@ -286,6 +288,20 @@ async def _list_copies(visit: Visit) -> Shown:
 COPY_PAGES: Final = (Page("/copies", "Copies", _list_copies, group="Mail", guide="howto/copy-mail"),)
 
 
+async def _show_alarms(visit: Visit) -> Shown:
+    found = await visit.run("alarm-list", limit=MAX_ENDED)
+    present, ended = "No problems now.", "No problem ended in the last week."
+    return {
+        "present": visit.table("present", "Problems now, the latest first", _PRESENT, found["present"], empty=present),
+        "ended": visit.table("ended", "Problems of the last week that ended", _ENDED, found["ended"], empty=ended),
+    }
+
+
+_PRESENT: Final = AlarmView.columns("began_at", "text", "advice")
+_ENDED: Final = AlarmView.columns("ended_at", "began_at", "text", began_at="began")
+ALARM_PAGES: Final = (Page("/alarms", "Alarms", _show_alarms, group="Service", guide="operations"),)
+
+
 async def _show_audit(visit: Visit) -> Shown:
     asked = {name: visit.text(name) for name in AUDIT_FIELDS}
     wanted = asked | {name: _seconds(name, asked[name]) for name in ("since", "until")}
@@ -437,8 +453,8 @@ def add_core_pages(console: Console, activity: Activity, broker: Broker) -> Call
     """Add the pages of the core; return what writes the page of the sign-in."""
     overview, mailboxes = Overview(console, activity), MailboxPages(console, broker)
     api = Page("/api", "Admin API", _show_api, "Service", guide="howto/operators")
-    pages = (*overview.pages(), *mailboxes.pages(), *COPY_PAGES, *TENANT_PAGES, *AUDIT_PAGES, *SETTINGS_PAGES)
-    pages = (*pages, *CLEANUP_PAGES, *CHECKS_PAGES, *LOG_PAGES, api)
+    pages = (*overview.pages(), *mailboxes.pages(), *COPY_PAGES, *ALARM_PAGES, *TENANT_PAGES, *AUDIT_PAGES)
+    pages = (*pages, *SETTINGS_PAGES, *CLEANUP_PAGES, *CHECKS_PAGES, *LOG_PAGES, api)
     console.add_pages("console", Path(__file__).with_name("templates"), *pages)
 
     async def write_sign_in(view: SignInView) -> str:

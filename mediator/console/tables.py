@@ -148,6 +148,8 @@ def cell(row: Answer, column: Column, rights: frozenset[Right] = frozenset()) ->
             shown = state(value)
         case Kind.LANE:
             shown = Markup('<span class="lane {0}">{0}</span>').format(value)
+        case Kind.PROSE:
+            shown = prose(value)
         case Kind.CODE:
             shown = Markup('<span class="address">{}</span>').format(text(value))
         case _:

@@ -173,6 +173,7 @@ class CopyOperations:
                 f"Rule {rule.name} of tenant {rule.tenant} cannot copy mail: {problem}.",
                 f"Create the mailbox, or end the rule: mediator copy remove {rule.name} --tenant {rule.tenant}",
                 "/copies",
+                f"copy_rule_{rule.tenant}_{rule.name}",
             )
             for rule, problem in await self._look()
             if problem

@@ -190,6 +190,7 @@ class Finding(Record):
     text: str
     advice: str = ""
     link: Annotated[str, described("The page of the console that helps, below its home; empty: none.")] = ""
+    code: Annotated[str, described("Names the kind of problem, the same while the text changes; may be empty.")] = ""
 
 
 DoctorCheck = Callable[[], Awaitable[Sequence[Finding]]]

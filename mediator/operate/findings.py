@@ -97,9 +97,8 @@ class RecentRefusals:
             if code == "quota_exceeded" and (named := [name for name, count in tenants.most_common(NAMED) if count]):
                 whose = f" Tenants: {', '.join(named)}."
                 link = _tenant_page(named[0])
-            yield Finding(
-                Level.PROBLEM, f"Clients were refused with {code} within {since}: {refused}.{whose}", advice, link
-            )
+            text = f"Clients were refused with {code} within {since}: {refused}.{whose}"
+            yield Finding(Level.PROBLEM, text, advice, link, f"refused_{code}")
 
 
 def readiness_findings(report: HealthReport) -> Iterator[Finding]:
@@ -109,7 +108,7 @@ def readiness_findings(report: HealthReport) -> Iterator[Finding]:
     for name, said in report.checks.items():
         if said != "ok":
             advice, link = _CHECKS.get(name, ("The service's log says more.", ""))
-            yield Finding(Level.PROBLEM, f"{name}: {said}", advice, link)
+            yield Finding(Level.PROBLEM, f"{name}: {said}", advice, link, f"check_{name}")
 
 
 def backlog_findings(
@@ -129,6 +128,7 @@ def backlog_findings(
             f"Most are in {_names(backlog.most_dead)}.",
             "Mend the readers, then deliver them again or drop them: `mediator dead redrive`, `mediator dead drop`.",
             f"{_mailbox_page(worst)}/dead/{_quoted(max(worst.groups, key=lambda group: group.dead).name)}",
+            "dead_messages",
         )
     if lagging := backlog.total.lagging:
         mailbox, group = backlog.lagging[0]
@@ -140,6 +140,7 @@ def backlog_findings(
             "Its readers are too slow, too few, or not running. If nobody reads with the group any more, drop it: "
             "`mediator mailbox drop-group ADDRESS --group NAME`. Where readers come rarely, raise lag_minutes.",
             _mailbox_page(mailbox),
+            "lagging_groups",
         )
 
 
@@ -156,7 +157,8 @@ def _tenant_quotas(backlog: Backlog, tenants: Iterable[str], quota_of: Callable[
         if found := [tenant for tenant in fullest if least <= uses[tenant][0] < most]:
             shown = ", ".join(f"tenant {tenant} {uses[tenant][1]}" for tenant in found[:NAMED])
             more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
-            yield Finding(level, f"A quota is {words}: {shown}{more}.", advice, _tenant_page(found[0]))
+            text = f"A quota is {words}: {shown}{more}."
+            yield Finding(level, text, advice, _tenant_page(found[0]), "tenant_quota")
 
 
 def _mailbox_quotas(backlog: Backlog) -> Iterator[Finding]:
@@ -168,6 +170,7 @@ def _mailbox_quotas(backlog: Backlog) -> Iterator[Finding]:
             f"with quota_exceeded: {_names(at_quota)}.",
             "Have their messages read or remove some, or raise quotas.mailbox_messages or quotas.mailbox_bytes.",
             _mailbox_page(at_quota[0]),
+            "mailbox_quota",
         )
     if nearly := [mailbox for mailbox, use in backlog.fullest if use < 1]:
         yield Finding(

@@ -46,6 +46,8 @@ class Kind(Enum):
     """How a value is shown."""
 
     TEXT = auto()
+    PROSE = auto()
+    """Sentences of ours, with commands between backticks."""
     CODE = auto()
     STATE = auto()
     """A word such as ``ok`` or ``failed``, which pages colour."""
@@ -595,6 +597,18 @@ class TenantView(Record):
 
 
 # What happened.
+
+
+@dataclass(frozen=True, slots=True)
+class AlarmView(Record):
+    """A problem that the doctor finds or found."""
+
+    code: Annotated[str, described("Names the kind of problem; empty where the text alone does.")]
+    began_at: Annotated[Time, Column("since")]
+    ended_at: Annotated[Time | None, described("Null while the problem is there.")]
+    text: Annotated[str, Column("problem", kind=Kind.PROSE), described("What it was when it was seen last.")]
+    advice: Annotated[str, Column("remedy", kind=Kind.PROSE)]
+    link: Annotated[str, described("The page of the console that helps, below its home; empty: none.")]
 
 
 @dataclass(frozen=True, slots=True)

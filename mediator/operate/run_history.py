@@ -197,6 +197,7 @@ class RunOperations:
             Level.PROBLEM if self._every and run.command in SCHEDULED else Level.NOTE,
             f"The last run of `mediator pipeline {run.command}`, {when}, {word}: {run.error or 'no reason known'}.",
             "`mediator pipeline runs` shows earlier ones. The next successful run does what this one has not done.",
+            code=f"pipeline_{run.command}_failed",
         )
 
     @operation(

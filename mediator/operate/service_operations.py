@@ -77,21 +77,22 @@ def offline_findings(data_dir: Path) -> Iterator[Finding]:
             f"{data_dir} cannot be written: no service can start there.",
             "Make it writable for the user that runs the service, unless it is read-only on purpose: verify, backup "
             "and Spark read it as it is.",
+            code="data_dir_read_only",
         )
     database = database_path(data_dir)
     if database.exists():
         try:
             yield from damage_findings(find_damage(database, OFFLINE_SECONDS))
         except StoreDamagedError as error:
-            yield Finding(Level.PROBLEM, f"The database cannot be read: {error}.", _RESTORE)
+            yield Finding(Level.PROBLEM, f"The database cannot be read: {error}.", _RESTORE, code="database_unreadable")
         except MediatorError as error:
-            yield Finding(Level.PROBLEM, f"The database cannot be read: {error}.")
+            yield Finding(Level.PROBLEM, f"The database cannot be read: {error}.", code="database_unreadable")
 
 
 def damage_findings(found: Integrity) -> Iterator[Finding]:
     """Report the result of a check of the whole database."""
     for problem in found.problems[:SHOWN]:
-        yield Finding(Level.PROBLEM, f"The database is damaged: {problem}.", _RESTORE)
+        yield Finding(Level.PROBLEM, f"The database is damaged: {problem}.", _RESTORE, code="database_damaged")
     if found.unchecked:
         yield Finding(
             Level.NOTE,
@@ -112,6 +113,7 @@ def missing_findings(missing: int) -> Iterator[Finding]:
             f"The database has lost at least {count} that the journal has as stored.",
             "Unless a backup was restored, its write-ahead log was damaged: check the disk. The journal has the "
             "numbers of the mailboxes.",
+            code="messages_missing",
         )
 
 
@@ -124,6 +126,7 @@ def file_findings(data_dir: Path) -> Iterator[Finding]:
             Level.PROBLEM,
             f"{path} has mode {mode:o}: other users of this machine may read it.",
             "Remove the permission (chmod go=), or give the service its own user and data directory.",
+            code="file_readable_by_others",
         )
 
 
@@ -132,7 +135,8 @@ def disk_findings(data_dir: Path) -> Iterator[Finding]:
     try:
         disk = shutil.disk_usage(data_dir)
     except OSError as error:
-        yield Finding(Level.PROBLEM, f"cannot read the disk usage of {data_dir}: {error.strerror}.")
+        text = f"cannot read the disk usage of {data_dir}: {error.strerror}."
+        yield Finding(Level.PROBLEM, text, code="disk_unknown")
         return
     free = f"{format_bytes(disk.free)} of {format_bytes(disk.total)} are free under {data_dir}."
     if disk.free < min(FREE_BYTES, disk.total * FREE_PART):
@@ -140,6 +144,7 @@ def disk_findings(data_dir: Path) -> Iterator[Finding]:
             Level.PROBLEM,
             free,
             "Free some space: on a full disk every SEND is refused. `mediator cleanup` frees that of expired mail.",
+            code="disk_nearly_full",
         )
     else:
         yield Finding(Level.OK, free)
@@ -153,6 +158,7 @@ def disk_findings(data_dir: Path) -> Iterator[Finding]:
             Level.PROBLEM,
             f"The write-ahead log has grown to {format_bytes(size)}.",
             "A process outside the service holds a long read on the database: end it.",
+            code="write_ahead_log_large",
         )
     else:
         yield Finding(
@@ -172,6 +178,7 @@ def journal_findings(folder: Path, now: int) -> Iterator[Finding]:
         f"The journal has gaps: {format_count(events, 'event')} between {format_time(since / 1000)} and "
         f"{format_time(until / 1000)} were dropped before they were read.",
         "Read the journal more often, or raise journal.total_mb; the mail itself is untouched.",
+        code="journal_gaps",
     )
 
 
@@ -215,6 +222,13 @@ class ServiceOperations:
     )
     async def _installation(self, request: OperationRequest) -> Answer:
         """Return problems first: whoever looks at night reads the top."""
+        found = await self.find(quick=request.get("quick") is True)
+        order = list(Level)
+        found.sort(key=lambda finding: -order.index(finding.level))
+        return {"findings": [finding.to_json() for finding in found]}
+
+    async def find(self, *, quick: bool = True) -> list[Finding]:
+        """Return what the doctor finds; ``quick`` leaves out what reads the whole database."""
         report, backlog = await self._health.report(), await self._backlog.current()
         found = [
             *readiness_findings(report),
@@ -223,7 +237,7 @@ class ServiceOperations:
             *await asyncio.to_thread(self._files),
         ]
         try:
-            if request.get("quick") is not True:
+            if not quick:
                 found += damage_findings(await self._find_damage())
             waiting, due = await self._broker.read(lambda tx, _now: (tx.outbox.backlog(), tx.delays.next_due()))
             found += self._load(waiting, due)
@@ -231,9 +245,7 @@ class ServiceOperations:
         except UnavailableError:
             # The readiness check says why; the rest does not need the store.
             pass
-        order = list(Level)
-        found.sort(key=lambda finding: -order.index(finding.level))
-        return {"findings": [finding.to_json() for finding in found]}
+        return found
 
     def _find_damage(self) -> Awaitable[Integrity]:
         """Check the whole database, one check at a time, whose result everybody gets who asks soon after it began."""
@@ -266,6 +278,7 @@ class ServiceOperations:
                 Level.PROBLEM,
                 f"Delayed mail is late: the first was due {format_time((due or 0) / 1000)}.",
                 "The log says why the release failed.",
+                code="delayed_mail_late",
             )
         for what, use, limit, option in (
             ("requests wait inside the service", broker.pending, settings.max_pending, "max_pending"),
@@ -277,6 +290,7 @@ class ServiceOperations:
                     Level.PROBLEM,
                     f"{use} {what}, the limit is {limit}: above it requests are refused.",
                     f"Find out what is blocked, or raise {option}.",
+                    code=f"{option}_nearly_reached",
                 )
 
     @operation(

@@ -105,6 +105,7 @@ class Surroundings:
                     "Look at DNS, the proxy in front and its certificate: wallets and agents use this URL. If only "
                     "this machine cannot reach it, give it a way, such as a line in /etc/hosts.",
                     "/settings",
+                    f"unreachable_{each.option}",
                 )
             elif each.certificate_ends is not None:
                 yield from expiry_findings(each.option, each.certificate_ends, "Renew it in the proxy in front.")
@@ -116,6 +117,7 @@ class Surroundings:
                 Level.PROBLEM,
                 f"This machine's clock is {abs(self._skew):.0f} s {way} the database server's.",
                 "Synchronise both clocks (NTP): leases, delays and expiry follow the clock of each instance.",
+                code="clock_differs",
             )
 
 
@@ -173,7 +175,8 @@ def certificate_findings(files: Mapping[str, Path | None], now: datetime | None 
     for option, end in read_certificates(files):
         if end is None:
             name = file.name if (file := files[option]) else ""
-            yield Finding(Level.PROBLEM, f"{option}: {name} cannot be read as a certificate.", "Put a PEM file there.")
+            text = f"{option}: {name} cannot be read as a certificate."
+            yield Finding(Level.PROBLEM, text, "Put a PEM file there.", code=f"certificate_{option}")
         else:
             advice = "Replace the file by a renewed one; new connections use it at once."
             yield from expiry_findings(option, end, advice, now)
@@ -185,4 +188,4 @@ def expiry_findings(option: str, end: datetime, advice: str, now: datetime | Non
     if end - now < EXPIRES_SOON:
         when = "has expired" if end <= now else "expires"
         text = f"{option}: the certificate {when} on {end:%Y-%m-%d %H:%M} UTC."
-        yield Finding(Level.PROBLEM, text, advice, "/settings")
+        yield Finding(Level.PROBLEM, text, advice, "/settings", f"certificate_{option}")

@@ -19,6 +19,7 @@ from mediator.http.health import Health
 from mediator.nats.door import RecentRequests
 from mediator.operate.access import Access, CookieSealer, EndedSessions
 from mediator.operate.activity import SAMPLE_SECONDS, Activity
+from mediator.operate.alarms import Alarms
 from mediator.operate.backlog import BacklogMeter
 from mediator.operate.copy_operations import CopyOperations
 from mediator.operate.findings import RecentRefusals
@@ -50,6 +51,7 @@ class ConsoleSite:
     host: Host
     session: ClientSession
     server: TestServer
+    alarms: Alarms
     role: str = "admin"
 
     @property
@@ -107,8 +109,13 @@ async def console_site(
         host.operations.add_methods(DeadOperations(inner.broker))
         backlog = BacklogMeter(inner.broker, 10, 0)
         refusals = RecentRefusals(inner.metrics.requests.counts)
-        service = ServiceOperations(inner.broker, settings, directory, health, "", 0, (), backlog, refusals)
+        service = ServiceOperations(
+            inner.broker, settings, directory, health, "", 0, host.doctor_checks, backlog, refusals
+        )
         host.operations.add_methods(service)
+        alarms = Alarms(inner.broker, settings.instance, service.find)
+        await alarms.open()
+        host.operations.add_methods(alarms)
         host.operations.add_methods(SettingsOperations(settings, access.apply_settings))
         host.operations.add_methods(LogOperations())
         updater = TenantUpdater(inner.broker, directory, None, None)
@@ -126,6 +133,6 @@ async def console_site(
         host.console.register(app)
         try:
             async with TestServer(app) as server, ClientSession(cookie_jar=CookieJar(unsafe=True)) as session:
-                yield ConsoleSite(inner, host, session, server)
+                yield ConsoleSite(inner, host, session, server, alarms)
         finally:
             await tasks.stop()

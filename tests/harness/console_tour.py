@@ -44,6 +44,7 @@ PAGES = {
     "tenants": "/console/tenants",
     "tenant": "/console/tenants/acme",
     "invitations": "/console/invitations",
+    "alarms": "/console/alarms",
     "audit": "/console/audit",
     "log": "/console/log",
     "try": "/console/try",

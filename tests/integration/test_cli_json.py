@@ -120,6 +120,7 @@ keys detach {key}
 identity rotate
 doctor
 console
+alarms
 audit
 operators reload
 status
