@@ -24,6 +24,8 @@ from mediator.cleanup.collector import remove_mail_kept_until_start
 from mediator.console.console import Console
 from mediator.console.core_pages import add_core_pages
 from mediator.errors import MediatorError
+from mediator.forwarding.forwarder import LAG_SECONDS, Forwarder
+from mediator.forwarding.jetstream import JetStream
 from mediator.gateway.clients import ClientOperations
 from mediator.gateway.opening import open_gateway, open_short_way, public_url, verbs_for_gateway
 from mediator.host import Host
@@ -178,7 +180,7 @@ async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
             surroundings=Surroundings(broker, metrics, settings.certificates),
         )
         _observe_mailboxes(host, journal, backlog)
-        await _open_copy_rules(host)
+        await stack.enter_async_context(_open_copy_rules(host))
         for part in parts:
             await stack.enter_async_context(part.open(host))
 
@@ -331,13 +333,24 @@ async def _open_tenants(host: Host, managed: ManagedTenants | None) -> AsyncIter
         await updater.close()
 
 
-async def _open_copy_rules(host: Host) -> None:
-    """Copy mail by the rules of the settings and of the database, and let operators change those."""
-    copies = CopyOperations(host.broker, host.tenants.names)
+@asynccontextmanager
+async def _open_copy_rules(host: Host) -> AsyncIterator[None]:
+    """Copy mail by the rules of the settings and of the database, let operators change those, and forward copies."""
+    login = host.settings.forwarding_login
+    copies = CopyOperations(host.broker, host.tenants.names, bool(login.server))
     await copies.configure(host.settings.copy_rules)
     host.operations.add_methods(copies)
     host.add_doctor_check(copies.examine)
     host.metrics.registry.register(CopySeries(host.broker.copy_rules))
+    jetstream = JetStream(login, f"mediator {host.settings.instance} forwards")
+    forwarder = Forwarder(host.broker, jetstream)
+    host.add_job(forwarder.measure, LAG_SECONDS, "lag of forwarded copies")
+    forwarder.start()
+    try:
+        yield
+    finally:
+        await forwarder.close()
+        await jetstream.close()
 
 
 def _make_access(settings: Settings, directory: TenantDirectory, ended: EndedSessions) -> Access:

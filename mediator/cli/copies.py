@@ -11,7 +11,20 @@ from mediator.mailboxes.message import Door
 from mediator.operate.records import CopyRuleView
 
 COLUMNS = CopyRuleView.columns(
-    "name", "tenant", "address", "to_address", "when_full", "origin", "matched", "copied", "dropped", "refused", "state"
+    "name",
+    "tenant",
+    "address",
+    "to_address",
+    "to_subject",
+    "when_full",
+    "origin",
+    "matched",
+    "copied",
+    "dropped",
+    "refused",
+    "forwarded",
+    "lag_seconds",
+    "state",
 )
 
 app = CommandGroup(
@@ -20,13 +33,20 @@ app = CommandGroup(
 )
 
 Rule = Annotated[str, typer.Argument(metavar="NAME", help="What the rule is called.")]
-Target = Annotated[str, typer.Argument(metavar="TO", help="The mailbox that gets the copies.", parser=parse_address)]
+Target = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="TO",
+        help="The mailbox that gets the copies; none for a rule that forwards: a new one.",
+        parser=parse_address,
+    ),
+]
 
 
 @app.command(epilog="Example: mediator copy add audit audit.7f3kq --address 'billing.>' --ttl 90d")
 def add(
     name: Rule,
-    to_address: Target,
+    to_address: Target = None,
     address: Annotated[
         str, typer.Option(help="Mail to this address, or to those that begin so in whole parts, `billing.>`.")
     ] = EVERY,
@@ -50,15 +70,18 @@ def add(
         ),
     ] = WhenFull.REFUSE,
     ttl: Annotated[int | None, timed(seconds, "Keep copies for this time.", show_default="for ever")] = None,
+    to_subject: Annotated[
+        str | None, typer.Option(help="Forward the copies to this NATS subject, where a JetStream stream takes them.")
+    ] = None,
     *,
     options: TenantOptions,
 ) -> None:
     """Copy mail to another mailbox of the tenant, from now on."""
-    fields = {"name": name, "to_address": to_address, "address": address, "when_full": when_full.value}
+    fields = {"name": name, "address": address, "when_full": when_full.value}
+    targets = {"to_address": to_address, "to_subject": to_subject}
     lists = {"tags": tag, "priorities": priority, "doors": [each.value for each in door or ()]}
-    answer = options.ask(
-        "copy-rule-add", **fields, headers_only=headers_only, ttl_seconds=ttl, **{k: v for k, v in lists.items() if v}
-    )
+    given = {option: value for option, value in (*lists.items(), *targets.items()) if value}
+    answer = options.ask("copy-rule-add", **fields, headers_only=headers_only, ttl_seconds=ttl, **given)
     options.print(answer, f"added rule {name}: {answer['address']} is copied to {answer['to_address']}")
 
 

@@ -4,7 +4,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -25,9 +25,13 @@ EVERY: Final = ">"
 MAX_RULES: Final = 100
 """Rules of one tenant."""
 MAX_PATTERN: Final = 256
+FORWARDER: Final = "copy."
+"""What the names of the groups begin with by which rules forward; the name of the rule follows (C7)."""
 UNREAD: Final = -1
 """The revision of rules that were not read yet."""
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+_SUBJECT: Final = re.compile(r"(?!_|mq9)(?:(?!\$)[!-)+-\-/-=?-~]+\.)*(?!\$)[!-)+-\-/-=?-~]+")
+"""Tokens of printable ASCII without ``.``, ``*`` and ``>``, none of which begins with ``$``."""
 _PATTERN: Final = re.compile(r"(?:[^\s.*>]+\.)*(?:[^\s.*>]+|>)")
 
 
@@ -63,6 +67,18 @@ class CopyRule:
     """Milliseconds that a copy is kept; None: until it is acknowledged or removed."""
     configured: bool = False
     """Whether it is in the settings."""
+    to_subject: str = ""
+    """The NATS subject to which the copies are forwarded (C7)."""
+
+    @property
+    def forwards(self) -> bool:
+        """Whether the copies go on, out of the service (C7)."""
+        return bool(self.to_subject)
+
+    @property
+    def group(self) -> str:
+        """The group by which the copies are read that go on."""
+        return FORWARDER + self.name
 
     def matches(self, address: str, tags: Sequence[str], lane: Lane, door: Door) -> bool:
         """Whether a message that came by a door to an address is copied."""
@@ -91,8 +107,18 @@ def check(rule: CopyRule) -> CopyRule:
         raise BadRequestError("to_address", "expected another mailbox than the one that is copied")
     if len(rule.tags) > MAX_TAGS or any(not tag or "," in tag for tag in rule.tags):
         raise BadRequestError("tags", f"expected at most {MAX_TAGS}, none empty or with a comma")
-    made = {**_state(rule), "tenant": rule.tenant, "name": rule.name, "to_address": to, "address": pattern}
-    return CopyRule(**made, configured=rule.configured)
+    if rule.to_subject and not is_forwarding_subject(rule.to_subject):
+        raise BadRequestError(
+            "to_subject",
+            f"expected a subject without wildcards and spaces, of {MAX_PATTERN} characters at most; "
+            "not one of a server's or the service's own ($…, _…, mq9…)",
+        )
+    return replace(rule, to_address=to, address=pattern)
+
+
+def is_forwarding_subject(subject: str) -> bool:
+    """Whether copies may be published there: what begins with ``$``, ``_`` or ``mq9`` is read by servers (C7)."""
+    return len(subject) <= MAX_PATTERN and _SUBJECT.fullmatch(subject) is not None
 
 
 def encode(rule: CopyRule) -> str:
@@ -126,6 +152,19 @@ class CopyCounts:
 
 
 @dataclass(slots=True)
+class ForwardState:
+    """How this instance forwards what a rule copies (C7)."""
+
+    forwarded: int = 0
+    failed: int = 0
+    """Attempts that nobody confirmed."""
+    problem: str = ""
+    """Why it does not go on; empty if it does."""
+    lag: int = 0
+    """For how long the oldest copy has waited that is not confirmed; milliseconds."""
+
+
+@dataclass(slots=True)
 class CopyRuleCache:
     """The rules as of the last time that they were read, and what they did since this instance started.
 
@@ -138,6 +177,8 @@ class CopyRuleCache:
     by_tenant: Mapping[str, Sequence[CopyRule]] = field(default_factory=dict)
     counts: defaultdict[tuple[str, str], CopyCounts] = field(default_factory=lambda: defaultdict(CopyCounts))
     """By tenant and name."""
+    forwarding: defaultdict[tuple[str, str], ForwardState] = field(default_factory=lambda: defaultdict(ForwardState))
+    """The same; changed on the event loop."""
 
     def configure(self, rules: Sequence[CopyRule]) -> None:
         """Set the rules of the settings; those of the database are read again with the next transaction."""

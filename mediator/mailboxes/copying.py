@@ -1,9 +1,10 @@
 """Copies of messages that a rule matches, made in the transaction that stores the original (C1–C5)."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from mediator.errors import ArchiveBacklogFullError, BadRequestError, CopyRefusedError, QuotaExceededError
+from mediator.mailboxes import forwarding
 from mediator.mailboxes.address import is_generated
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.copy_rule import COPY_KEY, COPY_OF, MAX_RULES, CopyRule, WhenFull, check
@@ -159,9 +160,10 @@ def _copy(tx: Transaction, rule: CopyRule, mailbox: Mailbox, message: Message, m
 # What operators change.
 
 
-def add_rule(tx: Transaction, rule: CopyRule, now: int) -> CopyRule:
+def add_rule(tx: Transaction, rule: CopyRule, now: int, make_mailbox: Callable[[], object] | None = None) -> CopyRule:
     """Add a rule, which holds for what is sent from then on, and return it as it is kept (C1).
 
+    ``make_mailbox`` makes the mailbox that it copies to, where that is to be a new one.
     Raises :class:`BadRequestError`, or :class:`NoSuchMailboxError` where there is nobody to copy to.
     """
     tx.copy_rules.lock()
@@ -171,8 +173,13 @@ def add_rule(tx: Transaction, rule: CopyRule, now: int) -> CopyRule:
         raise BadRequestError("name", f"there is a rule {rule.name} already")
     if len(known) >= MAX_RULES:
         raise BadRequestError("name", f"expected at most {MAX_RULES} rules of one tenant")
-    if why := _check_kind(get_live_mailbox(tx, rule.tenant, rule.to_address, now)):
+    if make_mailbox is not None:
+        make_mailbox()
+    target = get_live_mailbox(tx, rule.tenant, rule.to_address, now)
+    if why := _check_kind(target):
         raise BadRequestError("to_address", why)
+    if rule.forwards:
+        forwarding.open_group(tx, target, rule, target.next_id)
     tx.copy_rules.add(rule)
     return rule
 
@@ -185,6 +192,7 @@ def remove_rule(tx: Transaction, tenant: str, name: str) -> CopyRule:
             if rule.configured:
                 raise BadRequestError("name", f"{name} is in the settings: remove it there, and restart the service")
             tx.copy_rules.remove([rule])
+            forwarding.close_group(tx, rule)
             return rule
     raise BadRequestError("name", f"tenant {tenant} has no rule {name}")
 
@@ -196,6 +204,8 @@ def forget_rules(tx: Transaction, tenant: str, address: str) -> int:
     named = [rule for rule in named if not rule.configured]
     if named:
         tx.copy_rules.remove(named)
+        for rule in named:
+            forwarding.close_group(tx, rule)
     return len(named)
 
 

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from mediator.errors import BadRequestError, TooManyGroupsError
 from mediator.mailboxes.bounds import DEFAULT_FETCH, DEFAULT_WAIT, MAX_FETCH, Bounds
+from mediator.mailboxes.copy_rule import FORWARDER
 from mediator.mailboxes.creating import get_live_mailbox
 from mediator.mailboxes.events import Event, EventType, delivery_events
 from mediator.mailboxes.group import MAX_GROUPS, MAX_LEASED, NO_LEASE, Checked, Group, Lease
@@ -81,6 +82,7 @@ def fetch(tx: Transaction, bounds: Bounds, request: Fetch, now: int) -> Fetched:
         return _read_without_group(tx, mailbox, request, _start(tx, bounds, mailbox, request, now), now)
     if request.group == RESERVED_GROUP and mailbox.kind is Kind.MEDIATION:
         raise BadRequestError("group_name", f"{RESERVED_GROUP} is reserved for pickup by DIDComm")
+    refuse_forwarder(tx, mailbox, request.group)
     group = tx.groups.find(mailbox, request.group)
     if group is None:
         if tx.groups.count(mailbox) >= MAX_GROUPS:
@@ -96,6 +98,14 @@ def fetch(tx: Transaction, bounds: Bounds, request: Fetch, now: int) -> Fetched:
         # Other members that wait find what is before the new position.
         tx.woken.add(mailbox.key)
     return serve(tx, bounds, mailbox, group, request, now)
+
+
+def refuse_forwarder(tx: Transaction, mailbox: Mailbox, name: str) -> None:
+    """Refuse clients the group by which a rule forwards: what they took there would be missing behind it (C7)."""
+    if name.startswith(FORWARDER):
+        for rule in tx.copy_rules.of(mailbox.tenant):
+            if rule.forwards and rule.group == name and rule.to_address == mailbox.address:
+                raise BadRequestError("group_name", f"{name} is reserved for what forwards the copies of a rule")
 
 
 def fetch_again(tx: Transaction, bounds: Bounds, request: Fetch, before: Fetched, now: int) -> Fetched:

@@ -14,7 +14,7 @@ from mediator.errors import BadRequestError, TooManyDelayedError
 from mediator.mailboxes.claims import HandedReply
 from mediator.mailboxes.creating import get_live_mailbox
 from mediator.mailboxes.events import EventType, message_events
-from mediator.mailboxes.fetching import dead_letter, is_exhausted, may_be_at_lease_limit
+from mediator.mailboxes.fetching import dead_letter, is_exhausted, may_be_at_lease_limit, refuse_forwarder
 from mediator.mailboxes.group import MAX_DELAYED, MAX_LEASED, NO_LEASE, Group, Lease
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.mailbox import Mailbox, Retention
@@ -46,6 +46,13 @@ def ack_all(tx: Transaction, requests: Sequence[Ack], now: int) -> list[int]:
     """
     first = requests[0]
     mailbox = get_live_mailbox(tx, first.tenant, first.address, now)
+    refuse_forwarder(tx, mailbox, first.group)
+    return acknowledge(tx, mailbox, requests, now)
+
+
+def acknowledge(tx: Transaction, mailbox: Mailbox, requests: Sequence[Ack], now: int) -> list[int]:
+    """Do as :func:`ack_all`, in any group of the mailbox: for the service itself and operators."""
+    first = requests[0]
     group = tx.groups.find(mailbox, first.group)
     if group is None:
         return [0] * len(requests)
@@ -401,6 +408,7 @@ def _running_leases(
 ) -> tuple[Mailbox, Group | None, list[Lease]]:
     """Return the running leases of those of the messages that are there."""
     mailbox = get_live_mailbox(tx, tenant, address, now)
+    refuse_forwarder(tx, mailbox, name)
     group = tx.groups.find(mailbox, name)
     if group is None:
         return mailbox, None, []
@@ -432,8 +440,9 @@ def redrive(tx: Transaction, request: DeadSelection, now: int) -> int:
 
 def drop(tx: Transaction, request: DeadSelection, now: int) -> int:
     """Acknowledge dead messages; return how many (F7). For operators."""
-    _, _, leases = find_dead(tx, request, now)
-    ack(tx, Ack(request.tenant, request.address, request.group, [lease.msg_id for lease in leases]), now)
+    mailbox, _, leases = find_dead(tx, request, now)
+    named = Ack(request.tenant, request.address, request.group, [lease.msg_id for lease in leases])
+    acknowledge(tx, mailbox, [named], now)
     return len(leases)
 
 

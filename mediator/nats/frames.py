@@ -42,6 +42,12 @@ def encode_publish(subject: bytes, payload: bytes) -> bytes:
     return b"PUB %b %d\r\n%b\r\n" % (subject, len(payload), payload)
 
 
+def encode_request(subject: bytes, reply: bytes, headers: bytes, payload: bytes) -> bytes:
+    """Return an HPUB frame that asks for a reply; ``headers`` is a whole block."""
+    sizes = len(headers), len(headers) + len(payload)
+    return b"HPUB %b %b %d %d\r\n%b%b\r\n" % (subject, reply, *sizes, headers, payload)
+
+
 def encode_body(headers: bytes, payload: bytes) -> bytes:
     """Return everything behind the words of an HMSG frame; ``headers`` is a whole block or empty."""
     return b"%d %d\r\n%b%b\r\n" % (len(headers), len(headers) + len(payload), headers, payload)

@@ -1,22 +1,25 @@
-"""Operations on the rules by which mail is copied, their metrics, and what the doctor finds in them (C1–C6)."""
+"""Operations on the rules by which mail is copied, their metrics, and what the doctor finds in them (C1–C7)."""
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 from prometheus_client import Metric
-from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from mediator.broker import Broker
-from mediator.errors import MailboxExistsError, NoSuchTenantError, NotAllowedError
+from mediator.errors import BadRequestError, MailboxExistsError, NoSuchTenantError, NotAllowedError
 from mediator.fields import Fields
-from mediator.mailboxes import copying
-from mediator.mailboxes.address import DEFAULT_TENANT
+from mediator.mailboxes import copying, creating, forwarding
+from mediator.mailboxes.address import DEFAULT_TENANT, new_address
 from mediator.mailboxes.bounds import MAX_TAG, MAX_TAGS
-from mediator.mailboxes.copy_rule import EVERY, CopyCounts, CopyRule, CopyRuleCache, WhenFull
+from mediator.mailboxes.copy_rule import EVERY, CopyCounts, CopyRule, CopyRuleCache, ForwardState, WhenFull
 from mediator.mailboxes.creating import Create
 from mediator.mailboxes.lanes import LANES, parse_lane
+from mediator.mailboxes.mailbox import Mailbox, Retention
 from mediator.mailboxes.message import Door
 from mediator.operate.diagnosis import Finding, Level
 from mediator.operate.operations import (
@@ -48,23 +51,28 @@ _OUTCOMES: Final = ("matched", "copied", "dropped", "refused")
 class CopyOperations:
     """The operations."""
 
-    def __init__(self, broker: Broker, tenants: Sequence[str]) -> None:
-        """``tenants``: the names of all living ones, kept up to date by their owner."""
+    def __init__(self, broker: Broker, tenants: Sequence[str], has_nats: bool) -> None:
+        """``tenants``: the names of all living ones, kept up to date by their owner.
+
+        ``has_nats``: whether there is a server to which copies can be published.
+        """
         self._broker = broker
         self._tenants = tenants
+        self._has_nats = has_nats
 
     async def configure(self, rules: Sequence[CopyRule]) -> None:
         """Take over the rules of the settings, and make the mailboxes that they copy to and that are missing."""
         self._broker.copy_rules.configure(rules)
         for rule in rules:
             with suppress(MailboxExistsError):
-                desc = f"copies by rule {rule.name}"
-                await self._broker.create(Create(rule.tenant, rule.to_address, ttl=0, desc=desc))
+                await self._broker.create(_target(rule, rule.to_address))
+            if rule.forwards:
+                await self._broker.write(partial(_open_group, rule), (rule.tenant, rule.to_address))
 
     @operation(
         "copy-rule-list",
         Right.READ,
-        "The rules by which mail is copied to another mailbox, and how often they did",
+        "The rules by which mail is copied to another mailbox, where it goes from there, and how often they did",
         object_schema(rules=many(CopyRuleView.schema())),
         fields={"tenant": about(TEXT, "Of this tenant alone.")},
         path="/copy-rules",
@@ -87,6 +95,7 @@ class CopyOperations:
 
     def _show(self, rule: CopyRule, problem: str) -> CopyRuleView:
         counts = self._broker.copy_rules.counts.get((rule.tenant, rule.name), CopyCounts())
+        forwarding = self._broker.copy_rules.forwarding.get((rule.tenant, rule.name), ForwardState())
         return CopyRuleView(
             tenant=rule.tenant,
             name=rule.name,
@@ -99,14 +108,19 @@ class CopyOperations:
             when_full=rule.when_full.value,
             ttl_seconds=None if rule.ttl is None else rule.ttl // 1000,
             origin="settings" if rule.configured else "database",
-            state=problem or "ok",
+            to_subject=rule.to_subject or None,
+            state=problem or forwarding.problem or "ok",
             **{outcome: getattr(counts, outcome) for outcome in _OUTCOMES},
+            forwarded=forwarding.forwarded,
+            failed=forwarding.failed,
+            lag_seconds=forwarding.lag / 1000 if rule.forwards else None,
         )
 
     @operation(
         "copy-rule-add",
         Right.OPERATE,
-        "Copy mail by rule to another mailbox of the tenant, from now on; needs the right read-payload too",
+        "Copy mail by rule to another mailbox of the tenant, and from there to JetStream, from now on; needs the right"
+        " read-payload too",
         object_schema(tenant=TEXT, name=TEXT, address=ADDRESS, to_address=ADDRESS),
         fields={
             "tenant": TENANT,
@@ -115,12 +129,17 @@ class CopyOperations:
             "tags": about(TEXTS, COPY_WORDS["tags"]),
             "priorities": about(many(LANE), COPY_WORDS["priorities"]),
             "doors": about(many({"type": "string", "enum": [*Door]}), COPY_WORDS["doors"]),
-            "to_address": about(MAIL_ADDRESS, "The other mailbox: an address, or `id:` and its number."),
+            "to_address": about(
+                MAIL_ADDRESS,
+                "The other mailbox: an address, or `id:` and its number. Absent for a rule that forwards: a new one "
+                "with retention `until_ack`.",
+            ),
+            "to_subject": about(TEXT, COPY_WORDS["to_subject"]),
             "headers_only": about(FLAG, COPY_WORDS["headers_only"], default=False),
             "when_full": about({"type": "string", "enum": [*WhenFull], "default": "refuse"}, COPY_WORDS["when_full"]),
             "ttl_seconds": or_null(whole("How long a copy is kept; 0, null or absent: for ever.", 0, MAX_TTL_SECONDS)),
         },
-        required=("name", "to_address"),
+        required=("name",),
         method="POST",
         path="/copy-rules",
     )
@@ -134,10 +153,15 @@ class CopyOperations:
         lanes = {parse_lane(word, "priorities") for word in _given(request, "priorities")}
         doors = {Door(word) for word in _given(request, "doors")}
         ttl = request.get("ttl_seconds")
+        to_subject, to_address = request.get("to_subject") or "", request.get("to_address") or ""
+        if not to_address and not to_subject:
+            raise BadRequestError("to_address", "expected a mailbox, unless the rule has to_subject")
+        if to_subject and not self._has_nats:
+            raise BadRequestError("to_subject", "expected forwarding.nats_url in the settings, a server with JetStream")
         rule = CopyRule(
             tenant,
             request["name"],
-            request["to_address"],
+            to_address or new_address(os.urandom),
             request["address"] or EVERY,
             fields.words("tags", MAX_TAGS, MAX_TAG) or (),
             tuple(lane for lane in LANES if lane in lanes),
@@ -145,10 +169,16 @@ class CopyOperations:
             request["headers_only"],
             WhenFull(request["when_full"]),
             ttl * 1000 if ttl else None,
+            to_subject=to_subject,
         )
-        made = await self._broker.write(
-            lambda tx, now: copying.add_rule(tx, rule, now), (tenant, rule.to_address), even_when_full=True
-        )
+        broker = self._broker
+
+        def add(tx: Transaction, now: int) -> CopyRule:
+            target = _target(rule, rule.to_address)
+            make = partial(creating.create, tx, broker.bounds, os.urandom, target, now, broker.quotas)
+            return copying.add_rule(tx, rule, now, None if to_address else make)
+
+        made = await broker.write(add, (tenant, rule.to_address), even_when_full=True)
         return {"tenant": tenant, "name": made.name, "address": made.address, "to_address": made.to_address}
 
     @operation(
@@ -166,8 +196,20 @@ class CopyOperations:
         return {"tenant": tenant, "name": name}
 
     async def examine(self) -> list[Finding]:
-        """Say which rules have nowhere to copy to: with `refuse`, what they match is refused."""
+        """Say which rules do not forward, or have nowhere to copy to: with `refuse`, what they match is refused."""
+        found = await self._look()
         return [
+            Finding(
+                Level.PROBLEM,
+                f"Rule {rule.name} of tenant {rule.tenant} does not forward: {state.problem}.",
+                "What it copied waits in its mailbox until it is confirmed. Mend where it goes, or end the rule: "
+                f"mediator copy remove {rule.name} --tenant {rule.tenant}",
+                "/copies",
+            )
+            for rule, problem in found
+            if not problem and (state := self._broker.copy_rules.forwarding.get((rule.tenant, rule.name)))
+            if state.problem
+        ] + [
             Finding(
                 Level.PROBLEM if rule.when_full is WhenFull.REFUSE else Level.NOTE,
                 f"Rule {rule.name} of tenant {rule.tenant} cannot copy mail: {problem}.",
@@ -175,9 +217,22 @@ class CopyOperations:
                 "/copies",
                 f"copy_rule_{rule.tenant}_{rule.name}",
             )
-            for rule, problem in await self._look()
+            for rule, problem in found
             if problem
         ]
+
+
+def _target(rule: CopyRule, address: str) -> Create:
+    """Return what makes the mailbox that a rule copies to; what is forwarded stays there only until then."""
+    retention = Retention.UNTIL_ACK if rule.forwards else Retention.KEEP
+    return Create(rule.tenant, address, ttl=0, desc=f"copies by rule {rule.name}", retention=retention)
+
+
+def _open_group(rule: CopyRule, tx: Transaction, now: int) -> None:
+    """Let a rule of the settings forward what is copied from now on, unless it did before."""
+    target = copying.find_target(tx, rule, now)
+    if isinstance(target, Mailbox):
+        forwarding.open_group(tx, target, rule, target.next_id)
 
 
 def _given(request: OperationRequest, name: str) -> list[Any]:
@@ -195,10 +250,21 @@ class CopySeries(Collector):
         """Return the series, for the library; of a rule from the first message on that it matches."""
         series = CounterMetricFamily(
             "mediator_copies",
-            "Messages that a rule matched, and what became of their copies: copied, dropped, or both refused.",
+            "Messages that a rule matched, and what became of their copies: copied, dropped, or both refused; then "
+            "forwarded, and failed attempts to.",
             labels=["tenant", "rule", "outcome"],
         )
         for (tenant, rule), counts in list(self._rules.counts.items()):
             for outcome in _OUTCOMES:
                 series.add_metric([tenant, rule, outcome], getattr(counts, outcome))
+        lag = GaugeMetricFamily(
+            "mediator_copy_lag_seconds",
+            "How long the oldest copy of a rule that forwards has waited for its confirmation, as measured every 15 s.",
+            labels=["tenant", "rule"],
+        )
+        for (tenant, rule), state in list(self._rules.forwarding.items()):
+            series.add_metric([tenant, rule, "forwarded"], state.forwarded)
+            series.add_metric([tenant, rule, "failed"], state.failed)
+            lag.add_metric([tenant, rule], state.lag / 1000)
         yield series
+        yield lag

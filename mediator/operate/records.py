@@ -477,6 +477,7 @@ COPY_WORDS: Final[Mapping[str, str]] = {
     "doors": "Mail that came by one of these doors; none: by any.",
     "headers_only": "Whether copies have no payload.",
     "when_full": "Where the other mailbox has no room or is gone: `refuse` the message, or `drop` the copy.",
+    "to_subject": "The NATS subject to which copies are forwarded, where a JetStream stream takes them.",
 }
 
 
@@ -491,6 +492,7 @@ class CopyRuleView(Record):
     priorities: Annotated[Sequence[str], described(COPY_WORDS["priorities"])]
     doors: Annotated[Sequence[str], described(COPY_WORDS["doors"])]
     to_address: Annotated[Address, Column("is copied to")]
+    to_subject: Annotated[str | None, Column("forwarded to", absent=""), described(COPY_WORDS["to_subject"])]
     headers_only: Annotated[bool, described(COPY_WORDS["headers_only"])]
     when_full: Annotated[str, Column("when full"), described(COPY_WORDS["when_full"])]
     ttl_seconds: Annotated[
@@ -498,12 +500,19 @@ class CopyRuleView(Record):
     ]
     origin: Annotated[str, Column("source"), described("`settings` or `database`.")]
     state: Annotated[
-        str, Column(kind=Kind.STATE), described("`ok`, or why the other mailbox takes no copies at present.")
+        str, Column(kind=Kind.STATE), described("`ok`, or why copies are not taken or not forwarded at present.")
     ]
     matched: Annotated[int, described("Messages that it matched.")]
     copied: int
     dropped: Annotated[int, Column(alarm=True), described("Messages that were stored without the copy.")]
     refused: Annotated[int, Column(alarm=True), described("Messages that were refused.")]
+    forwarded: Annotated[int, described("Copies whose forwarding was confirmed.")]
+    failed: Annotated[int, Column(alarm=True), described("Attempts to forward that nobody confirmed.")]
+    lag_seconds: Annotated[
+        float | None,
+        Column("behind by s", absent=""),
+        described("How long the oldest copy has waited for its confirmation; null: the rule forwards nothing."),
+    ]
 
 
 # NATS clients.

@@ -14,7 +14,7 @@ from mediator.mailboxes.copy_rule import EVERY, CopyRule, WhenFull
 from mediator.mailboxes.copy_rule import check as check_rule
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.message import Door
-from mediator.settings.types import MAX_TTL, Address, Section, Whole
+from mediator.settings.types import MAX_TTL, Address, NatsUrl, Section, Whole
 
 _API_TOKEN = re.compile(r"[!-~]{16,256}")
 Role = Literal["read", "operate", "read-payload", "admin"]
@@ -310,6 +310,32 @@ def _api_token(value: SecretStr) -> SecretStr:
     return value
 
 
+class ForwardingSettings(Section):
+    """Where copies of mail go that rules forward out of the service."""
+
+    nats_url: NatsUrl | None = Field(
+        default=None,
+        description="The NATS server with JetStream to which rules with `to_subject` publish. Without it that is the "
+        "server of `nats_url`, with the service's own login; the server that the service manages has no JetStream.",
+        examples=["nats://USER:PASSWORD@nats.example.com:4222"],
+        json_schema_extra={"default_text": "the server of `nats_url`"},
+    )
+    nats_creds: Path | None = Field(
+        default=None,
+        description="With forwarding.nats_url: a file with the credentials (JWT and seed) of the login there. User and "
+        "password, or a token, stand in the URL.",
+        examples=["/etc/mediator/forwarding.creds"],
+        json_schema_extra={"default_text": "none"},
+    )
+    nats_ca: Path | None = Field(
+        default=None,
+        description="With forwarding.nats_url: PEM file of the authorities that sign the server's certificate. Without "
+        "it, those that this machine trusts.",
+        examples=["/etc/mediator/ca.pem"],
+        json_schema_extra={"default_text": "those of this machine"},
+    )
+
+
 class CopySettings(Section):
     """A rule by which mail is copied to another mailbox of its tenant, which is created if it is missing."""
 
@@ -340,6 +366,11 @@ class CopySettings(Section):
     ttl: Whole = Field(
         default=0, ge=0, le=MAX_TTL, description="Seconds that a copy is kept; 0: until it is acknowledged or removed."
     )
+    to_subject: str = Field(
+        default="",
+        description="The NATS subject to which the copies are forwarded, where a JetStream stream takes them; the "
+        "mailbox holds them until then. None: they stay there.",
+    )
 
     @property
     def rule(self) -> CopyRule:
@@ -347,7 +378,16 @@ class CopySettings(Section):
         lanes = tuple(lane for lane in Lane if lane.name.lower() in self.priorities)
         content = tuple(self.tags), lanes, tuple(self.doors), self.headers_only, self.when_full
         return check_rule(
-            CopyRule(self.tenant, self.name, self.to_address, self.address, *content, self.ttl * 1000 or None, True)
+            CopyRule(
+                self.tenant,
+                self.name,
+                self.to_address,
+                self.address,
+                *content,
+                self.ttl * 1000 or None,
+                True,
+                self.to_subject,
+            )
         )
 
     @model_validator(mode="after")

@@ -35,6 +35,7 @@ from mediator.settings.sections import (
     CleanupSettings,
     CopySettings,
     EditionsSettings,
+    ForwardingSettings,
     GatewaySettings,
     JournalSettings,
     Mq9Settings,
@@ -351,6 +352,9 @@ class Settings(BaseSettings):
         "copy add` makes others while the service runs (docs/howto/copy-mail.md).",
         examples=[[{"name": "audit", "address": "billing.>", "to_address": "audit"}]],
     )
+    forwarding: ForwardingSettings = Field(
+        default=ForwardingSettings(), description="Where copies of mail go that rules forward."
+    )
     metrics_per_tenant: Whole = Field(
         default=0,
         ge=0,
@@ -477,6 +481,15 @@ class Settings(BaseSettings):
         return Login(server, nkey=nkey, creds=creds, tls_ca=ca, tls_cert=cert, tls_key=key)
 
     @property
+    def forwarding_login(self) -> Login:
+        """The login at the server that copies are published to; its server is empty where there is none."""
+        section = self.forwarding
+        if section.nats_url is None:
+            return self.nats_login
+        creds, ca = (None if file is None else str(file) for file in (section.nats_creds, section.nats_ca))
+        return Login(section.nats_url.get_secret_value(), creds=creds, tls_ca=ca)
+
+    @property
     def certificates(self) -> Mapping[str, Path | None]:
         """The files with certificates by the options that name them."""
         return {"gateway.tls_cert": self.gateway.tls_cert, "nats_cert": self.nats_cert}
@@ -589,6 +602,18 @@ def _find_contradictions(settings: Settings) -> Iterator[str]:
     yield from _check_tenants(settings)
     yield from _check_operators(settings)
     yield from _check_copies(settings)
+    yield from _check_forwarding(settings)
+
+
+def _check_forwarding(settings: Settings) -> Iterator[str]:
+    section = settings.forwarding
+    for name in ("nats_creds", "nats_ca"):
+        if section.nats_url is None and getattr(section, name) is not None:
+            yield f"forwarding.{name}: expected only with forwarding.nats_url"
+    if not settings.forwarding_login.server:
+        for copy in settings.copies:
+            if copy.to_subject:
+                yield f"copies: rule {copy.name} has to_subject: expected forwarding.nats_url, a server with JetStream"
 
 
 def _check_copies(settings: Settings) -> Iterator[str]:

@@ -12,10 +12,10 @@ from tests.harness.waiting import until
 
 
 @contextlib.asynccontextmanager
-async def nats_server(folder: Path, config: str) -> AsyncIterator[tuple[int, Process]]:
-    """Run one; gives port and process."""
+async def nats_server(folder: Path, config: str, port: int = -1) -> AsyncIterator[tuple[int, Process]]:
+    """Run one, on a port of its choice unless one is given; gives port and process."""
     file = folder / "nats.conf"
-    file.write_text(f"listen: 127.0.0.1:-1\n{config}\n")
+    file.write_text(f"listen: 127.0.0.1:{port}\n{config}\n")
     process = await asyncio.create_subprocess_exec(
         find_binary(), "-c", file, "--ports_file_dir", folder, stdout=DEVNULL, stderr=DEVNULL
     )

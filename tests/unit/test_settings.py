@@ -245,6 +245,16 @@ WRONG = [
     ("copies", '[{name = "a", to_address = "Audit"}]', ".0.to_address: expected lowercase"),
     ("copies", '[{name = "a", to_address = "b", address = "*"}]', ".0.address: expected an address, the beginning"),
     ("copies", '[{name = "a", to_address = "b", doors = ["smtp"]}]', ".0.doors.0: expected nats, didcomm, broadcast"),
+    ("copies", '[{name = "a", to_address = "b", to_subject = "a.*"}]', ".0.to_subject: expected a subject without"),
+    (
+        "copies",
+        '[{name = "a", to_address = "b", to_subject = "c"}]',
+        "rule a has to_subject: expected forwarding.nats_url",
+    ),
+    ("forwarding", "1", "expected a table of options, got '1'"),
+    ("forwarding.nats_url", '"nats"', "expected nats://HOST:PORT"),
+    ("forwarding.nats_ca", "1", "expected"),
+    ("forwarding.nats_creds", '"a.creds"', "expected only with forwarding.nats_url"),
     ("copies", '[{name = "a", to_address = "b", tenant = "x"}]', "rule a is of tenant x, which is not in the"),
     (
         "copies",
@@ -552,7 +562,7 @@ def test_every_option_is_documented_with_its_variable() -> None:
             f"## {path[0]}"
             if path[0]
             in {"quotas", "journal", "cleanup", "didcomm", "mq9", "editions", "gateway", "push", "registry", "pipeline"}
-            | {"operators", "oidc", "otel", "store"}
+            | {"operators", "oidc", "otel", "store", "forwarding"}
             and len(path) == 1
             else None
         )

@@ -1,0 +1,1 @@
+"""Forwards copies of mail out of the service: to JetStream (C7)."""
