@@ -127,11 +127,11 @@ class Forwarder:
             attempt = await target.send(rule, batch)
             deliveries = max(copy.message.deliveries for copy in batch.copies)
             delay = min(SECOND << min(deliveries - 1, 20), target.max_delay) if attempt.problem else 0
+            await self._write(rule, lambda tx, now: forwarding.settle(tx, rule, batch, attempt, delay, now))
             state = self._state(rule)
             state.problem = attempt.problem
             state.forwarded += len(attempt.confirmed)
             state.failed += len(batch.copies) - len(attempt.confirmed)
-            await self._write(rule, lambda tx, now: forwarding.settle(tx, rule, batch, attempt, delay, now))
 
     async def _write(self, rule: CopyRule, work: Work[T]) -> T:
         return await self._broker.write(work, (rule.tenant, rule.to_address), even_when_full=True)

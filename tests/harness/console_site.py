@@ -105,7 +105,7 @@ async def console_site(
         host.operations.add_methods(MailboxOperations(inner.broker, directory.names))
         host.operations.add_methods(ClientOperations(inner.broker, None, RecentRequests()))
         host.operations.add_methods(MessageOperations(inner.broker))
-        host.operations.add_methods(CopyOperations(inner.broker, directory.names))
+        host.operations.add_methods(CopyOperations(inner.broker, directory.names, has_nats=False))
         host.operations.add_methods(DeadOperations(inner.broker))
         backlog = BacklogMeter(inner.broker, 10, 0)
         refusals = RecentRefusals(inner.metrics.requests.counts)

@@ -195,8 +195,13 @@ async def test_what_the_server_never_takes_is_dead_and_the_rest_goes_on(
             await send(admin.app, "MSG.SEND.box", payload)
         await until(lambda: _has(client, 1))
         assert await payloads(client) == [b"small"]
-        dead = await admin.done("GET", f"/mailboxes/{made['to_address']}/dead?group_name=copy.all")
-        assert [one["msg_id"] for one in dead["messages"]] == [0, 1]
+
+        async def dead() -> list[int]:
+            found = await admin.done("GET", f"/mailboxes/{made['to_address']}/dead?group_name=copy.all")
+            return [one["msg_id"] for one in found["messages"]]
+
+        await until(dead)
+        assert await dead() == [0, 1]
 
 
 @pytest.mark.rule("C7")
