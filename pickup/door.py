@@ -31,6 +31,7 @@ from pickup.live_sessions import LiveSessions
 from pickup.metrics import DidcommMetrics
 from pickup.operate.administration import AccessOperations, DidcommOperations
 from pickup.operate.connections import ConnectionOperations, DeliveryOperations, OperationTenants
+from pickup.operate.records import EXAMPLES
 from pickup.operate.trial import TrialOperations
 from pickup.outbound import OutboundClient, OutboundQueue
 from pickup.pages import CrossOrigin, DidPages, InvitationPages, TermsPage
@@ -144,6 +145,7 @@ async def didcomm_door(
             TrialOperations(mediation, invitations, named),
         ):
             operations.add_methods(each)
+        operations.examples |= EXAMPLES
         await stack.enter_async_context(_follow_tenants(tenants, identities, transports, sockets))
         await sessions.open()
         stack.push_async_callback(sessions.close)

@@ -16,7 +16,7 @@ from mediator.host import Host
 from mediator.http.guard import Guard
 from registry.api.console import add_pages
 from registry.api.doors import RegistryApi, add_verbs
-from registry.api.operations import RegistryOperations
+from registry.api.operations import EXAMPLES, RegistryOperations
 from registry.directory import Directory
 from registry.embedding.switching import EmbeddingModels
 from registry.index.updater import IndexUpdater
@@ -155,6 +155,7 @@ async def open_registry(host: Host) -> AsyncIterator[Directory]:
             metrics.watch_model(lambda: models.unembedded, lambda: models.encoder.ready)
         host.add_health_check("registry", updater.check)
         host.operations.add_methods(RegistryOperations(host.broker, made.directory, updater, models))
+        host.operations.examples |= EXAMPLES
         host.add_doctor_check(partial(examine, updater, models, outside.reranker))
         signs = WeakSigns(made.directory.record_sign)
         signs.start()

@@ -12,6 +12,7 @@ from mediator import __version__
 from mediator.errors import BadRequestError
 from mediator.http.app import Handler, answer_timeout, extend_time_limit
 from mediator.operate.access import Access
+from mediator.operate.examples import ExampleWriter
 from mediator.operate.operations import Operation, OperationRequest, Operations, Right, Schema, kinds_of
 
 Json = dict[str, Any]
@@ -28,12 +29,12 @@ _IN_QUERY = frozenset({hdrs.METH_GET, hdrs.METH_DELETE})
 _TRUTH = {"true": True, "false": False}
 
 
-def write_document(operations: Iterable[Operation], prefix: str) -> Json:
-    """Return the document of those operations that have a path."""
+def write_document(operations: Iterable[Operation], prefix: str, examples: ExampleWriter) -> Json:
+    """Return the document of those operations that have a path, each with an example of a request and an answer."""
     paths: dict[str, Json] = {}
     for operation in operations:
         if operation.path is not None:
-            paths.setdefault(operation.path, {})[operation.method.lower()] = _describe(operation)
+            paths.setdefault(operation.path, {})[operation.method.lower()] = _describe(operation, prefix, examples)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -67,39 +68,46 @@ def write_document(operations: Iterable[Operation], prefix: str) -> Json:
     }
 
 
-def _describe(operation: Operation) -> Json:
-    in_path = operation.path_fields
+def _describe(operation: Operation, prefix: str, examples: ExampleWriter) -> Json:
+    in_path, request = operation.path_fields, examples.request(operation)
     others = {name: schema for name, schema in operation.fields.items() if name not in in_path}
     described: Json = {
         "operationId": operation.name,
         "summary": operation.summary,
-        "description": f"Needs the right `{operation.right}`.",
+        "description": f"Needs the right `{operation.right}`.\n\n```sh\n{examples.command(operation, prefix)}\n```",
         "tags": [(operation.path or "/").split("/")[1]],
         "x-right": operation.right.value,
-        "parameters": [_parameter(name, operation.fields[name], "path", True) for name in in_path],
+        "parameters": [_parameter(name, operation.fields[name], "path", True, request) for name in in_path],
         "responses": {
             "200": {
                 "description": "Done.",
-                "content": {"application/json": {"schema": _answer(operation.answer)}},
+                "content": {
+                    "application/json": {"schema": _answer(operation.answer), "example": examples.answer(operation)}
+                },
             },
             "default": _ERROR,
         },
     }
     if operation.method in {"GET", "DELETE"}:
         described["parameters"] += [
-            _parameter(name, schema, "query", name in operation.required) for name, schema in others.items()
+            _parameter(name, schema, "query", name in operation.required, request) for name, schema in others.items()
         ]
     elif others:
         required = [name for name in operation.required if name not in in_path]
         schema = {"type": "object", "properties": others, "additionalProperties": False, "required": required}
         described["requestBody"] = {
             "required": bool(required),
-            "content": {"application/json": {"schema": schema}},
+            "content": {
+                "application/json": {
+                    "schema": schema,
+                    "example": {name: value for name, value in request.items() if name not in in_path},
+                }
+            },
         }
     return described
 
 
-def _parameter(name: str, schema: Schema, place: str, required: bool) -> Json:
+def _parameter(name: str, schema: Schema, place: str, required: bool, request: OperationRequest) -> Json:
     inner = {key: value for key, value in schema.items() if key != "description"}
     if place == "query" and isinstance(inner.get("type"), list):
         # A query has no null: the parameter is left out.
@@ -111,6 +119,7 @@ def _parameter(name: str, schema: Schema, place: str, required: bool) -> Json:
         "in": place,
         "required": required,
         "schema": inner,
+        **({"example": request[name]} if name in request else {}),
         **({"description": schema["description"]} if "description" in schema else {}),
     }
 
@@ -141,7 +150,8 @@ class AdminApi:
             if operation.path is not None:
                 app.router.add_route(operation.method, PREFIX + operation.path, self._handler(operation))
         app.router.add_get(f"{PREFIX}/openapi.json", self._describe)
-        self._document = orjson.dumps(write_document(self._operations.all(), PREFIX))
+        examples = ExampleWriter(self._operations.examples)
+        self._document = orjson.dumps(write_document(self._operations.all(), PREFIX, examples))
 
     def _handler(self, operation: Operation) -> Handler:
         async def answer(request: web.Request) -> web.Response:

@@ -192,6 +192,8 @@ class Operations:
     """The operations of a service. Used on the event loop."""
 
     def __init__(self, audit: Audit | None = None, find_address: FindAddress | None = None) -> None:
+        self.examples: dict[str, str] = {}
+        """Texts for examples of the parts' fields; see :mod:`mediator.operate.examples`."""
         self._operations: dict[str, Operation] = {}
         self._audit = audit
         self._find_address = find_address

@@ -1,8 +1,8 @@
 """What operators see of the DIDComm door, one typed record for each noun; see :mod:`mediator.operate.records`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Final
 
 from mediator.operate.operations import INVITATION, Right, Schema
 from mediator.operate.records import Address, Bytes, Column, JsonSchema, Kind, Record, Time, described
@@ -129,3 +129,38 @@ class AccessRuleView(Record):
     name: Annotated[str, Kind.CODE]
     note: Annotated[str, Column("reason")]
     created_at: Annotated[Time, Column("added")]
+
+
+EXAMPLES: Final[Mapping[str, str]] = {
+    "access.name": "203.0.113.9",
+    "access.state": "denied",
+    "access.text": "203.0.113.9",
+    "didcomm.advice": "Look at the proxy in front.",
+    "callers": "203.0.113.9",
+    "connections.client": "credo-ts",
+    "connections.key": "did:key:z6MkpTHR8VNsBxYAAWHut2Geadd9jSwuBV8xRoAnwWsdvktH",
+    "connections.state": "live",
+    "did": "did:web:mediator.example:didcomm",
+    "didcomm": "v2",
+    "endpoint": "https://wallet.example/didcomm",
+    "invitations.id": "4b9f2c7e8a10",
+    "identity.key": "did:key:z6MkpTHR8VNsBxYAAWHut2Geadd9jSwuBV8xRoAnwWsdvktH",
+    "invitation": "4b9f2c7e8a10",
+    "keys.key": "did:key:z6MkpTHR8VNsBxYAAWHut2Geadd9jSwuBV8xRoAnwWsdvktH",
+    "label": "Ada",
+    "didcomm.mode": "live",
+    "old_url": "",
+    "on_list": "",
+    "page_url": "https://mediator.example/invite/4b9f2c7e8a10",
+    "pickup": "v4",
+    "push": "fcm",
+    "server": "wallet.example",
+    "summary": "A wallet connects, gets mediation and picks up a message.",
+    "their_did": "did:peer:2.Ez6LSbysY2xFMRpGMhb7tFTLMpeuPRaqaWM1yECx2AtzE3KCc",
+    "transport": "websocket",
+    "v1_short_url": "https://mediator.example/i/4b9f2c7e8a10",
+    "v1_url": "https://mediator.example/didcomm?c_i=eyJ9",
+    "v2_short_url": "https://mediator.example/i/?_oobid=4b9f2c7e8a10",
+    "v2_url": "https://mediator.example/didcomm?_oob=eyJ9",
+}
+"""What texts of these records look like, for the document of the admin API."""

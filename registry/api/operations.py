@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import numpy as np
 import orjson
@@ -401,3 +401,19 @@ def _vectors(name: str, encoded: str, dims: int) -> tuple[bytes, Halves]:
     if not (np.abs(np.linalg.norm(rows.astype(np.float32), axis=1) - 1) < _NORM_TOLERANCE).all():
         raise BadRequestError(name, "expected vectors of length one")
     return packed, rows
+
+
+EXAMPLES: Final[Mapping[str, str]] = {
+    "agents.id": "invoices",
+    "agents.mode": "sparse",
+    "agents.name": "Clerk",
+    "agents.next": "eyJhIjoxfQ",
+    "agents.text": "Pays invoices.",
+    "agents.warnings": "provider: expected text, was left out",
+    "cursor": "eyJhIjoxfQ",
+    "registry.runs": "onnx",
+    "semantic": "ready",
+    "skills": "invoices",
+    "space": "all-MiniLM-L6-v2-agents",
+}
+"""What texts of these records look like, for the document of the admin API."""

@@ -3,10 +3,12 @@
 import base64
 import inspect
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
+import jsonschema
 import pytest
 from openapi_spec_validator import validate
 
@@ -18,7 +20,8 @@ from mediator.mailboxes.creating import get_live_mailbox
 from mediator.mailboxes.transaction import Transaction
 from mediator.operate import message_operations
 from mediator.operate.control import send_command
-from mediator.operate.operations import ROLES, Right
+from mediator.operate.examples import ExampleWriter
+from mediator.operate.operations import ROLES, Right, check_request
 from tests.harness.app import Answer, App, app, card
 from tests.harness.waiting import until
 from tests.unit.test_cli import commands
@@ -497,3 +500,52 @@ async def test_the_doctor_of_a_mailbox_names_its_tenants_quota(admin: Admin) -> 
     assert await said() == [("problem", full, "/tenants/small")]
     found = (await admin.done("GET", "/doctor?quick=true", role="read"))["findings"]
     assert [each["link"] for each in found if "tenant small 3 of 3 messages" in each["text"]] == ["/tenants/small"]
+
+
+async def test_each_operation_has_examples_of_its_own(admin: Admin) -> None:
+    validate(admin.document)
+    operations = admin.app.service.operations
+    writer = ExampleWriter(operations.examples)
+    missing = []
+    for _, _, described in admin.endpoints():
+        operation = operations.get(described["operationId"])
+        request, answer = writer.request(operation), writer.answer(operation)
+        assert check_request(operation, request).items() >= request.items()
+        assert set(operation.required) <= set(request)
+        for name, value in request.items():
+            jsonschema.validate(value, operation.fields[name])
+        shown = described["responses"]["200"]["content"]["application/json"]
+        assert shown["example"] == answer
+        jsonschema.validate(answer, operation.answer)
+        jsonschema.validate(answer, shown["schema"])
+        body = described.get("requestBody", {}).get("content", {}).get("application/json")
+        if body is not None:
+            jsonschema.validate(body["example"], body["schema"])
+        assert f"\n{writer.command(operation, V1)}\n" in described["description"]
+        texts = {*_text_fields("", operation.answer)}
+        texts.update(field for name, schema in operation.fields.items() for field in _text_fields(name, schema))
+        missing += [f"{operation.name}: {name}" for name in texts if not writer.has(operation, name)]
+    assert not missing, "\n".join(sorted(missing))
+
+
+def _text_fields(name: str, schema: dict[str, Any]) -> Iterator[str]:
+    """Yield the names of fields whose text no schema says."""
+    if schema.get("type") in ("string", ["string", "null"]) and "enum" not in schema:
+        yield name
+    for key, inner in schema.get("properties", {}).items():
+        yield from _text_fields(key, inner)
+    for inner in (schema.get("items"), schema.get("additionalProperties"), *schema.get("anyOf", ())):
+        if inner:
+            yield from _text_fields(name, inner)
+
+
+async def test_examples_of_requests_are_understood(admin: Admin) -> None:
+    """Run each that the shell would: what is not there is an answer, a field that is wrong is not."""
+    for method, path, described in admin.endpoints():
+        body = described.get("requestBody", {}).get("content", {}).get("application/json", {}).get("example")
+        given = {each["name"]: each["example"] for each in described["parameters"] if "example" in each}
+        named = {name for name in given if f"{{{name}}}" in path}
+        query = urlencode({name: value for name, value in given.items() if name not in named}, doseq=True)
+        answer = await admin.call(method, path.format_map(given) + (f"?{query}" if query else ""), body)
+        wrong = {"unknown field", "expected a value", "expected integer", "expected string"}
+        assert not any(each in answer.data.decode() for each in wrong), f"{method} {path}: {answer.data!r}"
