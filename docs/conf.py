@@ -7,7 +7,8 @@ ROOT = Path(__file__).parents[1]
 
 project = "mediator"
 copyright = "the authors of agent-mediator, Apache-2.0"
-release = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+_PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+release = _PROJECT["version"]
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
 # The source folder is the root of the repository, so links such as ../SECURITY.md mean the same on the site.
@@ -33,3 +34,10 @@ html_title = f"mediator {release}"
 html_extra_path = ["site"]
 html_copy_source = False
 html_show_sphinx = False
+# Each page links to its source, to be edited, once the project has a public repository.
+if "Repository" in _PROJECT.get("urls", {}):
+    html_theme_options = {
+        "source_repository": _PROJECT["urls"]["Repository"],
+        "source_branch": "main",
+        "source_directory": "",
+    }

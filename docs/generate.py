@@ -13,7 +13,7 @@ from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 from typer.models import ArgumentInfo, OptionInfo
 
-from docs.generators import asyncapi, conformance, didcomm, grafana, http, metrics
+from docs.generators import admin_api, asyncapi, asyncapi_page, conformance, didcomm, grafana, http, metrics
 from mediator.cli import build_app
 from mediator.cli.client import NatsOptions
 from mediator.endpoint import Endpoint
@@ -235,6 +235,8 @@ PAGES: dict[str, Callable[[], str]] = {
     "didcomm-protocols.md": didcomm.write,
     "conformance-results.md": conformance.write,
     "asyncapi.json": asyncapi.write,
+    "asyncapi.md": asyncapi_page.write,
+    "admin-api.md": admin_api.write,
     "grafana/dashboard.json": grafana.write,
 }
 

@@ -101,6 +101,7 @@ _WORDS: Final[Mapping[str, str]] = {
     "tenants.tenant": "acme",
     "text": "A group lags.",
     "to_address": "orders.audit",
+    "to_subject": "audit.orders",
     "token": "reporting",
     "tokens": "reporting",
     "tokens.name": "reporting",

@@ -24,7 +24,8 @@ MAX_REQUEST = 64 * 1024
 MAX_LONG_REQUEST = 4 * 1024 * 1024
 OPERATION_SECONDS = 25.0
 _MAX_DIGITS = 18
-_DESCRIBED = "describe_operation"
+DESCRIBED = "describe_operation"
+"""The attribute of a method that an operation is made of."""
 """The attribute of a method that makes its :class:`Operation`."""
 
 _IN_PATH = re.compile(r"{(\w+)}")
@@ -176,7 +177,7 @@ def operation(
     """Describe the operation that the decorated method runs; :meth:`Operations.add_methods` adds it."""
 
     def describe(method: C) -> C:
-        setattr(method, _DESCRIBED, lambda run: Operation(name, run, right, summary, answer, **options))
+        setattr(method, DESCRIBED, lambda run: Operation(name, run, right, summary, answer, **options))
         return method
 
     return describe
@@ -209,7 +210,7 @@ class Operations:
     def add_methods(self, owner: object) -> None:
         """Add the operations that methods of ``owner`` are decorated as; raises as :meth:`add`."""
         for name, method in vars(type(owner)).items():
-            if (describe := getattr(method, _DESCRIBED, None)) is not None:
+            if (describe := getattr(method, DESCRIBED, None)) is not None:
                 self.add(describe(getattr(owner, name)))
 
     def all(self) -> list[Operation]:

@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 from openapi_spec_validator import validate
 
+from docs.generators import admin_api
 from mediator.cli import build_app
 from mediator.errors import UnavailableError
 from mediator.mailboxes import moving, settling
@@ -549,3 +550,8 @@ async def test_examples_of_requests_are_understood(admin: Admin) -> None:
         answer = await admin.call(method, path.format_map(given) + (f"?{query}" if query else ""), body)
         wrong = {"unknown field", "expected a value", "expected integer", "expected string"}
         assert not any(each in answer.data.decode() for each in wrong), f"{method} {path}: {answer.data!r}"
+
+
+async def test_the_page_of_the_docs_has_each_operation(admin: Admin) -> None:
+    listed = {operation.name for operation in admin_api.operations()}
+    assert listed == {described["operationId"] for _, _, described in admin.endpoints()} - {"journal-rotate"}
