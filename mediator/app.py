@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequ
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from ipaddress import ip_network
 
 import structlog
 
@@ -26,12 +27,14 @@ from mediator.console.core_pages import add_core_pages
 from mediator.errors import MediatorError
 from mediator.forwarding.forwarder import LAG_SECONDS, Forwarder
 from mediator.forwarding.jetstream import JetStream
+from mediator.forwarding.webhook import Webhook
 from mediator.gateway.clients import ClientOperations
 from mediator.gateway.opening import open_gateway, open_short_way, public_url, verbs_for_gateway
 from mediator.host import Host
 from mediator.http.app import build_app
 from mediator.http.callers import HttpCallers
 from mediator.http.connections import RESERVE
+from mediator.http.guard import Guard
 from mediator.http.health import Health
 from mediator.http.server import HttpServer
 from mediator.journal.writer import JournalWriter
@@ -343,7 +346,8 @@ async def _open_copy_rules(host: Host) -> AsyncIterator[None]:
     host.add_doctor_check(copies.examine)
     host.metrics.registry.register(CopySeries(host.broker.copy_rules))
     jetstream = JetStream(login, f"mediator {host.settings.instance} forwards")
-    forwarder = Forwarder(host.broker, jetstream)
+    guard = Guard([ip_network(network) for network in host.settings.forwarding.networks])
+    forwarder = Forwarder(host.broker, jetstream, Webhook(guard, host.broker.clock))
     host.add_job(forwarder.measure, LAG_SECONDS, "lag of forwarded copies")
     forwarder.start()
     try:
@@ -351,6 +355,7 @@ async def _open_copy_rules(host: Host) -> AsyncIterator[None]:
     finally:
         await forwarder.close()
         await jetstream.close()
+        await guard.close()
 
 
 def _make_access(settings: Settings, directory: TenantDirectory, ended: EndedSessions) -> Access:

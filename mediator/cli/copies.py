@@ -16,6 +16,7 @@ COLUMNS = CopyRuleView.columns(
     "address",
     "to_address",
     "to_subject",
+    "to_url",
     "when_full",
     "origin",
     "matched",
@@ -73,16 +74,22 @@ def add(
     to_subject: Annotated[
         str | None, typer.Option(help="Forward the copies to this NATS subject, where a JetStream stream takes them.")
     ] = None,
+    to_url: Annotated[
+        str | None, typer.Option(help="Post the copies to this URL, signed with a secret that is shown once.")
+    ] = None,
     *,
     options: TenantOptions,
 ) -> None:
     """Copy mail to another mailbox of the tenant, from now on."""
     fields = {"name": name, "address": address, "when_full": when_full.value}
-    targets = {"to_address": to_address, "to_subject": to_subject}
+    targets = {"to_address": to_address, "to_subject": to_subject, "to_url": to_url}
     lists = {"tags": tag, "priorities": priority, "doors": [each.value for each in door or ()]}
     given = {option: value for option, value in (*lists.items(), *targets.items()) if value}
     answer = options.ask("copy-rule-add", **fields, headers_only=headers_only, ttl_seconds=ttl, **given)
-    options.print(answer, f"added rule {name}: {answer['address']} is copied to {answer['to_address']}")
+    told = f"added rule {name}: {answer['address']} is copied to {answer['to_address']}"
+    if answer["secret"]:
+        told += f"\nsigned with {answer['secret']}\nKeep it for the receiver: it is not shown again."
+    options.print(answer, told)
 
 
 @app.command("list", epilog="Example: mediator copy list")

@@ -230,7 +230,7 @@ GRACES: Final = ((0, "not at all"), (3_600_000, "1 hour"), (86_400_000, "1 day")
 """Milliseconds for which former secrets may stay valid, and how that reads."""
 COPY_COLUMNS: Final = CopyRuleView.columns(
     "name", "tenant", "address", "tags", "priorities", "doors", "to_address", "headers_only", "when_full",
-    "to_subject", "ttl_seconds", "origin", "matched", "copied", "dropped", "refused", "forwarded", "failed",
+    "to_subject", "to_url", "ttl_seconds", "origin", "matched", "copied", "dropped", "refused", "forwarded", "failed",
     "lag_seconds", "state",
 )  # fmt: skip
 AUDIT_FIELDS: Final = ("actor", "operation", "since", "until", "result")

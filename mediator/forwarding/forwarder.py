@@ -49,10 +49,11 @@ class Target(Protocol):
 class Forwarder:
     """Runs a task for each rule that forwards. Used on the event loop."""
 
-    def __init__(self, broker: Broker, jetstream: Target) -> None:
+    def __init__(self, broker: Broker, jetstream: Target, webhook: Target) -> None:
         self._broker = broker
         self._rules = broker.copy_rules
         self._jetstream = jetstream
+        self._webhook = webhook
         self._seen: object = None
         self._tasks: dict[CopyRule, asyncio.Task[None]] = {}
         self._watch: asyncio.Task[None] | None = None
@@ -103,7 +104,7 @@ class Forwarder:
         with self._broker.watching((rule.tenant, rule.to_address)) as woken:
             while True:
                 try:
-                    await self._forward(rule, self._jetstream, woken)
+                    await self._forward(rule, self._jetstream if rule.to_subject else self._webhook, woken)
                 except MediatorError as error:
                     self._state(rule).problem = str(error)
                     await asyncio.sleep(STORE_SECONDS)

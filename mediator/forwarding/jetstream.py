@@ -14,11 +14,10 @@ import orjson
 from nats.errors import Error as NatsError
 
 from mediator.errors import SetupError
+from mediator.forwarding.copy_headers import describe
 from mediator.login import Login
 from mediator.mailboxes.copy_rule import CopyRule
 from mediator.mailboxes.forwarding import MAX_BATCH, Attempt, Batch, OutgoingCopy
-from mediator.mailboxes.lanes import Lane
-from mediator.mailboxes.rows import StoredMessage
 from mediator.nats.client import Request
 from mediator.nats.connection import NatsConnection, Upstreams, connect
 from mediator.nats.frames import encode_headers, encode_request
@@ -106,16 +105,6 @@ def _headers(copy: OutgoingCopy) -> Mapping[str, str]:
         for name, value in message.headers.items()
     }
     return headers | describe(message) | {"Nats-Msg-Id": copy.id}
-
-
-def describe(message: StoredMessage) -> dict[str, str]:
-    """Return the headers that tell what a message has beside its payload and its sender's headers."""
-    told = {
-        "mq9-priority": "" if message.lane is Lane.NORMAL else message.lane.name.lower(),
-        "mq9-tags": ",".join(message.tags),
-        "mq9-reply-to": message.reply_to or "",
-    }
-    return {name: value for name, value in told.items() if value}
 
 
 def _read_answers(answered: Mapping[int, asyncio.Future[bytes]], refused: list[int]) -> Attempt:

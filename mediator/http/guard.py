@@ -8,7 +8,7 @@ import asyncio
 import io
 import socket
 import ssl
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 
@@ -105,6 +105,15 @@ class Guard:
                     return status
                 target = _redirected(target, location)
             raise UnreachableError(f"expected at most {MAX_REDIRECTS} redirects")
+
+    async def post_once(self, url: str, body: bytes, headers: Mapping[str, str], seconds: float) -> int:
+        """Return the status of the response within ``seconds``; no redirect is followed. Raises as :meth:`get`."""
+        target, data = _checked(url, _HTTP), io.BytesIO(body)
+        async with (
+            _in_time(seconds),
+            self._open().post(target, data=data, headers=headers, allow_redirects=False) as response,
+        ):
+            return response.status
 
     async def ws_connect(self, url: str, max_bytes: int, seconds: float) -> ClientWebSocketResponse:
         """Open a WebSocket within ``seconds`` for frames of at most ``max_bytes``; the caller closes it.

@@ -1,12 +1,14 @@
 """A rule by which mail is copied: what it matches and where its copies go; what a store remembers of all rules (C1)."""
 
+import base64
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from mediator.errors import BadRequestError
 from mediator.mailboxes.address import bare_address, is_send_only, writable_address
@@ -27,9 +29,14 @@ MAX_RULES: Final = 100
 MAX_PATTERN: Final = 256
 FORWARDER: Final = "copy."
 """What the names of the groups begin with by which rules forward; the name of the rule follows (C7)."""
+MAX_URL: Final = 2048
+MIN_KEY: Final = 24
+MAX_KEY: Final = 64
+"""Bytes of a secret, as Standard Webhooks has them."""
 UNREAD: Final = -1
 """The revision of rules that were not read yet."""
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+_SECRET: Final = "whsec_"
 _SUBJECT: Final = re.compile(r"(?!_|mq9)(?:(?!\$)[!-)+-\-/-=?-~]+\.)*(?!\$)[!-)+-\-/-=?-~]+")
 """Tokens of printable ASCII without ``.``, ``*`` and ``>``, none of which begins with ``$``."""
 _PATTERN: Final = re.compile(r"(?:[^\s.*>]+\.)*(?:[^\s.*>]+|>)")
@@ -69,11 +76,15 @@ class CopyRule:
     """Whether it is in the settings."""
     to_subject: str = ""
     """The NATS subject to which the copies are forwarded (C7)."""
+    to_url: str = field(default="", repr=False)
+    """The URL to which the copies are posted (C8); a part of it may be a secret."""
+    secret: str = field(default="", repr=False)
+    """What they are signed with: ``whsec_`` and base64, as Standard Webhooks has it."""
 
     @property
     def forwards(self) -> bool:
         """Whether the copies go on, out of the service (C7)."""
-        return bool(self.to_subject)
+        return bool(self.to_subject or self.to_url)
 
     @property
     def group(self) -> str:
@@ -113,7 +124,41 @@ def check(rule: CopyRule) -> CopyRule:
             f"expected a subject without wildcards and spaces, of {MAX_PATTERN} characters at most; "
             "not one of a server's or the service's own ($…, _…, mq9…)",
         )
+    if rule.to_url:
+        if rule.to_subject:
+            raise BadRequestError("to_url", "expected one of to_subject and to_url")
+        origin_of(rule.to_url)
+        signing_key(rule.secret)
     return replace(rule, to_address=to, address=pattern)
+
+
+def origin_of(url: str) -> str:
+    """Return scheme, host and port of a URL; :class:`BadRequestError` where copies cannot be posted to it (C8)."""
+    try:
+        parts = urlsplit(url)
+        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        sound = sound and "@" not in parts.netloc and len(url) <= MAX_URL and url.isprintable() and " " not in url
+    except ValueError:
+        sound = False
+    if not sound:
+        raise BadRequestError("to_url", f"expected https://HOST/PATH without a login, {MAX_URL} characters at most")
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def new_secret(random: Callable[[int], bytes]) -> str:
+    """Make a secret to sign with."""
+    return _SECRET + base64.b64encode(random(32)).decode()
+
+
+def signing_key(secret: str) -> bytes:
+    """Return the bytes of a secret; :class:`BadRequestError` where it is none."""
+    try:
+        key = base64.b64decode(secret.removeprefix(_SECRET), validate=True) if secret.startswith(_SECRET) else b""
+    except ValueError:
+        key = b""
+    if not MIN_KEY <= len(key) <= MAX_KEY:
+        raise BadRequestError("secret", f"expected whsec_ and {MIN_KEY} to {MAX_KEY} bytes in base64")
+    return key
 
 
 def is_forwarding_subject(subject: str) -> bool:

@@ -1,4 +1,4 @@
-"""Operations on the rules by which mail is copied, their metrics, and what the doctor finds in them (C1–C7)."""
+"""Operations on the rules by which mail is copied, their metrics, and what the doctor finds in them (C1–C8)."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,16 @@ from mediator.fields import Fields
 from mediator.mailboxes import copying, creating, forwarding
 from mediator.mailboxes.address import DEFAULT_TENANT, new_address
 from mediator.mailboxes.bounds import MAX_TAG, MAX_TAGS
-from mediator.mailboxes.copy_rule import EVERY, CopyCounts, CopyRule, CopyRuleCache, ForwardState, WhenFull
+from mediator.mailboxes.copy_rule import (
+    EVERY,
+    CopyCounts,
+    CopyRule,
+    CopyRuleCache,
+    ForwardState,
+    WhenFull,
+    new_secret,
+    origin_of,
+)
 from mediator.mailboxes.creating import Create
 from mediator.mailboxes.lanes import LANES, parse_lane
 from mediator.mailboxes.mailbox import Mailbox, Retention
@@ -27,6 +36,7 @@ from mediator.operate.operations import (
     FLAG,
     LANE,
     MAIL_ADDRESS,
+    REDACTED,
     TENANT,
     TEXT,
     TEXTS,
@@ -37,6 +47,7 @@ from mediator.operate.operations import (
     is_allowed,
     many,
     object_schema,
+    once,
     operation,
     or_null,
     whole,
@@ -109,6 +120,8 @@ class CopyOperations:
             ttl_seconds=None if rule.ttl is None else rule.ttl // 1000,
             origin="settings" if rule.configured else "database",
             to_subject=rule.to_subject or None,
+            # The rest of it may be a secret.
+            to_url=origin_of(rule.to_url) if rule.to_url else None,
             state=problem or forwarding.problem or "ok",
             **{outcome: getattr(counts, outcome) for outcome in _OUTCOMES},
             forwarded=forwarding.forwarded,
@@ -119,9 +132,15 @@ class CopyOperations:
     @operation(
         "copy-rule-add",
         Right.OPERATE,
-        "Copy mail by rule to another mailbox of the tenant, and from there to JetStream, from now on; needs the right"
-        " read-payload too",
-        object_schema(tenant=TEXT, name=TEXT, address=ADDRESS, to_address=ADDRESS),
+        "Copy mail by rule to another mailbox of the tenant, and from there to JetStream or a URL, from now on; needs"
+        " the right read-payload too",
+        object_schema(
+            tenant=TEXT,
+            name=TEXT,
+            address=ADDRESS,
+            to_address=ADDRESS,
+            secret=once(about(TEXT, "With to_url: what the copies are signed with; empty without.")),
+        ),
         fields={
             "tenant": TENANT,
             "name": about(TEXT, "What the rule is called."),
@@ -135,6 +154,7 @@ class CopyOperations:
                 "with retention `until_ack`.",
             ),
             "to_subject": about(TEXT, COPY_WORDS["to_subject"]),
+            "to_url": about({**TEXT, REDACTED: "read-payload"}, "The URL to which copies are posted, signed."),
             "headers_only": about(FLAG, COPY_WORDS["headers_only"], default=False),
             "when_full": about({"type": "string", "enum": [*WhenFull], "default": "refuse"}, COPY_WORDS["when_full"]),
             "ttl_seconds": or_null(whole("How long a copy is kept; 0, null or absent: for ever.", 0, MAX_TTL_SECONDS)),
@@ -153,9 +173,9 @@ class CopyOperations:
         lanes = {parse_lane(word, "priorities") for word in _given(request, "priorities")}
         doors = {Door(word) for word in _given(request, "doors")}
         ttl = request.get("ttl_seconds")
-        to_subject, to_address = request.get("to_subject") or "", request.get("to_address") or ""
-        if not to_address and not to_subject:
-            raise BadRequestError("to_address", "expected a mailbox, unless the rule has to_subject")
+        to_address, to_subject, to_url = (request.get(name) or "" for name in ("to_address", "to_subject", "to_url"))
+        if not (to_address or to_subject or to_url):
+            raise BadRequestError("to_address", "expected a mailbox, unless the rule has to_subject or to_url")
         if to_subject and not self._has_nats:
             raise BadRequestError("to_subject", "expected forwarding.nats_url in the settings, a server with JetStream")
         rule = CopyRule(
@@ -170,6 +190,8 @@ class CopyOperations:
             WhenFull(request["when_full"]),
             ttl * 1000 if ttl else None,
             to_subject=to_subject,
+            to_url=to_url,
+            secret=new_secret(os.urandom) if to_url else "",
         )
         broker = self._broker
 
@@ -179,7 +201,8 @@ class CopyOperations:
             return copying.add_rule(tx, rule, now, None if to_address else make)
 
         made = await broker.write(add, (tenant, rule.to_address), even_when_full=True)
-        return {"tenant": tenant, "name": made.name, "address": made.address, "to_address": made.to_address}
+        answer = {"tenant": tenant, "name": made.name, "address": made.address, "to_address": made.to_address}
+        return answer | {"secret": made.secret}
 
     @operation(
         "copy-rule-remove",

@@ -493,6 +493,11 @@ class CopyRuleView(Record):
     doors: Annotated[Sequence[str], described(COPY_WORDS["doors"])]
     to_address: Annotated[Address, Column("is copied to")]
     to_subject: Annotated[str | None, Column("forwarded to", absent=""), described(COPY_WORDS["to_subject"])]
+    to_url: Annotated[
+        str | None,
+        Column("posted to", absent=""),
+        described("Where copies are posted: scheme, host and port of the URL."),
+    ]
     headers_only: Annotated[bool, described(COPY_WORDS["headers_only"])]
     when_full: Annotated[str, Column("when full"), described(COPY_WORDS["when_full"])]
     ttl_seconds: Annotated[

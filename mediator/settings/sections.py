@@ -14,7 +14,7 @@ from mediator.mailboxes.copy_rule import EVERY, CopyRule, WhenFull
 from mediator.mailboxes.copy_rule import check as check_rule
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.message import Door
-from mediator.settings.types import MAX_TTL, Address, NatsUrl, Section, Whole
+from mediator.settings.types import MAX_TTL, Address, NatsUrl, Section, Whole, network
 
 _API_TOKEN = re.compile(r"[!-~]{16,256}")
 Role = Literal["read", "operate", "read-payload", "admin"]
@@ -313,6 +313,13 @@ def _api_token(value: SecretStr) -> SecretStr:
 class ForwardingSettings(Section):
     """Where copies of mail go that rules forward out of the service."""
 
+    networks: list[Annotated[str, AfterValidator(network)]] = Field(
+        default_factory=list,
+        description="Private networks (10.1.0.0/16) where a rule's `to_url` may be. Protects your own network: whoever "
+        "may add rules chooses which addresses are called, so all other private addresses are refused.",
+        examples=[["10.1.0.0/16"]],
+    )
+
     nats_url: NatsUrl | None = Field(
         default=None,
         description="The NATS server with JetStream to which rules with `to_subject` publish. Without it that is the "
@@ -371,22 +378,27 @@ class CopySettings(Section):
         description="The NATS subject to which the copies are forwarded, where a JetStream stream takes them; the "
         "mailbox holds them until then. None: they stay there.",
     )
+    to_url: SecretStr = Field(
+        default=SecretStr(""),
+        description="The URL to which the copies are posted, signed; the mailbox holds them until a 2xx. None: they "
+        "stay there. Masked wherever settings are shown, since many such URLs have a secret in them.",
+    )
+    secret: SecretStr = Field(
+        default=SecretStr(""),
+        description="With to_url: what the copies are signed with, `whsec_` and 24 to 64 random bytes in base64, as "
+        "Standard Webhooks has it.",
+    )
 
     @property
     def rule(self) -> CopyRule:
         """The rule."""
         lanes = tuple(lane for lane in Lane if lane.name.lower() in self.priorities)
         content = tuple(self.tags), lanes, tuple(self.doors), self.headers_only, self.when_full
+        secrets = self.to_url.get_secret_value(), self.secret.get_secret_value()
+        ttl = self.ttl * 1000 or None
         return check_rule(
             CopyRule(
-                self.tenant,
-                self.name,
-                self.to_address,
-                self.address,
-                *content,
-                self.ttl * 1000 or None,
-                True,
-                self.to_subject,
+                self.tenant, self.name, self.to_address, self.address, *content, ttl, True, self.to_subject, *secrets
             )
         )
 

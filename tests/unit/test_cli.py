@@ -243,7 +243,7 @@ def test_what_the_template_gives_as_defaults_are_the_defaults(tmp_path):
     examples += ("public_url", "allow", "key", "outbound_networks", "push_webhook", "terms", "archive_key_file")
     examples += ("control_key", "http_trusted_proxies", "listen", "direct", "tls_cert", "tls_key", "tls_client_ca")
     examples += ("nats_nkey", "nats_ca", "nats_cert", "nats_key", "memory_tenants", "memory_signs", "backup_dir")
-    examples += ("embeddings_url", "embeddings_key", "rerank_url", "rerank_key", "cors_origins", "copies")
+    examples += ("embeddings_url", "embeddings_key", "rerank_url", "rerank_key", "cors_origins", "copies", "networks")
     examples += ("tokens", "issuer", "client_id", "client_secret", "roles", "endpoint", "sample_ratio", "models")
     lines = []
     for line in template().splitlines():

@@ -251,6 +251,13 @@ WRONG = [
         '[{name = "a", to_address = "b", to_subject = "c"}]',
         "rule a has to_subject: expected forwarding.nats_url",
     ),
+    ("copies", '[{name = "a", to_address = "b", to_url = "hidden"}]', ".0.to_url: expected https://HOST/PATH"),
+    (
+        "copies",
+        '[{name = "a", to_address = "b", to_url = "https://c", secret = "hidden"}]',
+        ".0.secret: expected whsec_ and 24 to 64",
+    ),
+    ("forwarding.networks", '["home"]', ".0: expected a network such as 10.1.0.0/16, or an IP address"),
     ("forwarding", "1", "expected a table of options, got '1'"),
     ("forwarding.nats_url", '"nats"', "expected nats://HOST:PORT"),
     ("forwarding.nats_ca", "1", "expected"),

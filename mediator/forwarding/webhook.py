@@ -1,0 +1,72 @@
+"""Posts copies to a URL, signed by Standard Webhooks; a 2xx confirms (C8).
+
+The request goes through the guard against server-side request forgery, follows no redirect, and nothing of the answer
+but its status is read: whoever may add a rule learns nothing of the operator's own network by it.
+"""
+
+import base64
+import hashlib
+import hmac
+from collections.abc import Callable
+from typing import Final
+from urllib.parse import quote
+
+from mediator.errors import AddressRefusedError, UnreachableError
+from mediator.forwarding.copy_headers import describe
+from mediator.http.guard import Guard
+from mediator.mailboxes.copy_rule import COPY_HEADERS, CopyRule, signing_key
+from mediator.mailboxes.forwarding import Attempt, Batch, OutgoingCopy
+
+POST_SECONDS: Final = 10.0
+"""Time for one attempt, DNS included."""
+MAX_ATTEMPTS: Final = 16
+"""With the delays between them about 38 minutes; then the copy is a dead letter."""
+_TOKEN: Final = "!#$&'*+^`|"
+"""What may stand in the name of a header beside letters, digits and ``_.-~``."""
+_VALUE: Final = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
+"""Printable ASCII but the percent sign."""
+
+
+class Webhook:
+    """Posts one copy at a time for each rule."""
+
+    max_batch = 1
+    max_delay = 300_000
+
+    def __init__(self, guard: Guard, clock: Callable[[], int]) -> None:
+        """``clock`` gives milliseconds since the epoch."""
+        self._guard = guard
+        self._clock = clock
+
+    async def send(self, rule: CopyRule, batch: Batch) -> Attempt:
+        """Make one attempt."""
+        [copy] = batch.copies
+        message = copy.message
+        headers = _headers(copy) | _sign(rule.secret, copy, self._clock() // 1000)
+        try:
+            status = await self._guard.post_once(rule.to_url, message.payload, headers, POST_SECONDS)
+        except (AddressRefusedError, UnreachableError) as error:
+            problem = str(error)
+        else:
+            if 200 <= status < 300:
+                return Attempt(confirmed=[message.msg_id])
+            problem = f"the URL answers with status {status}"
+        refused = [message.msg_id] if message.deliveries >= MAX_ATTEMPTS else []
+        return Attempt(refused=refused, problem=problem)
+
+
+def _sign(secret: str, copy: OutgoingCopy, now: int) -> dict[str, str]:
+    """Return the three headers of Standard Webhooks, version v1."""
+    signed = f"{copy.id}.{now}.".encode() + copy.message.payload
+    signature = base64.b64encode(hmac.digest(signing_key(secret), signed, hashlib.sha256)).decode()
+    return {"webhook-id": copy.id, "webhook-timestamp": str(now), "webhook-signature": f"v1,{signature}"}
+
+
+def _headers(copy: OutgoingCopy) -> dict[str, str]:
+    """Return what tells of the message; a sender's header cannot pass for one of the service."""
+    message = copy.message
+    told = describe(message)
+    for name, value in message.headers.items():
+        told[name if name in COPY_HEADERS else f"mq9-header-{quote(name, _TOKEN)}"] = value
+    told["Content-Type"] = "application/octet-stream"
+    return {name: quote(value, _VALUE) for name, value in told.items()}
