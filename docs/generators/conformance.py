@@ -22,7 +22,8 @@ What [`mediator conformance`](conformance.md) says of this service and of two me
 the version and on the day that is named, at its own defaults but for what lets everybody in and keeps mail queued. A
 deviation is a fact about a sentence, and no judgement: some were never missed by a wallet, and the level `own` holds
 rules that only this project has set itself. ACA-Py and Credo speak DIDComm v1, and ACA-Py comes without a pickup
-protocol, so many checks are not offered there.
+protocol, so many checks are not offered there. Each family of checks met a mediator that was just started: ACA-Py
+answers HTTP 504 after some dozens of wallets, when the pool of its wallet's sessions is exhausted.
 """
 
 
