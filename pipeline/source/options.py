@@ -143,6 +143,9 @@ def database_options(settings: "Settings") -> ReadOptions:
 def normalize_names(given: Mapping[str, str], known: Sequence[str]) -> dict[str, str]:
     """Return options under their canonical names, given in any case; :class:`BadRequestError` for an unknown one."""
     names = {name.lower(): name for name in known}
+    if any(name.lower().startswith("option.") for name in given):
+        # Spark 4.2 gives the options of a table to its schema, and none of them to its readers.
+        raise BadRequestError("USING mq9", "expected CREATE TEMPORARY VIEW, since a table's options are not read")
     for name in given:
         if name.lower() not in names:
             raise BadRequestError(name[:100], f"unknown option, expected one of {', '.join(sorted(known))}")

@@ -355,6 +355,19 @@ def test_spark_tells_what_is_wrong(spark: SparkSession, tmp_path: Path, options:
         assert f"BadRequestError: {problem}" in str(error.value).splitlines()[0]
 
 
+def test_an_installed_format_is_known_to_sql(kept: Kept, now: int) -> None:
+    """Spark finds it by itself, so a view needs nothing but SQL; a table would forget its options."""
+    furnish(kept.store, now)
+    options = f"OPTIONS ('{kept.option}' '{kept.place}')"
+    kept.spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW mail USING mq9 {options}")
+    try:
+        assert kept.spark.sql("SELECT count(*) FROM mail").first()[0] == kept.read().count() > 0
+    finally:
+        kept.spark.catalog.dropTempView("mail")
+    with pytest.raises(PySparkException, match="expected CREATE TEMPORARY VIEW"):
+        kept.spark.sql(f"CREATE TABLE mail USING mq9 {options}")
+
+
 def test_directories_and_files_without_mail_are_named(tmp_path: Path) -> None:
     with pytest.raises(BadRequestError, match=r"data\.dir: there is no mediator\.db in"):
         direct("data.dir", str(tmp_path / "nowhere"))
