@@ -1,9 +1,11 @@
-"""The service: which parts run, and in what order they start and stop.
+"""The service: what runs, and in what order it starts and stops.
 
-A request comes in at a door (``mediator.nats``, or one that a part opens), which reads it and asks the
-:class:`~mediator.broker.Broker`. The broker runs the rule of the verb (``mediator.mailboxes``) inside a transaction of
-the store (``mediator.store``), together with all the others that wait, and the door answers once that is committed.
-Beside the requests run the scheduler (delayed mail, clean-up), the journal, and the health checks behind HTTP.
+A NATS client's bytes reach the gateway (``mediator.gateway``) and from there, in memory or through nats-server, the
+NATS door (``mediator.nats``). A door, this one or one that a part opens, reads the request and calls a use case of the
+:class:`~mediator.broker.Broker`. A change goes to the writer of the store (``mediator.store``), which runs its rule
+(``mediator.mailboxes``) in one transaction with all the others that wait, and calls the door back after the commit.
+What only reads mostly runs on a reader thread. Beside the requests run the scheduler (delayed mail, clean-up), the
+journal, and the health checks behind HTTP.
 """
 
 import asyncio
@@ -114,6 +116,8 @@ class RunningService:
 @asynccontextmanager
 async def open_service(settings: Settings) -> AsyncIterator[RunningService]:
     """Run the service inside this block; leaving it stops everything, the doors first.
+
+    The HTTP port is bound before the parts open, since some publish it, and serves last.
 
     Raises :class:`SetupError`, :class:`StoreHeldError` or :class:`SchemaError` when it cannot start.
     """
@@ -381,7 +385,7 @@ def _observe_mailboxes(host: Host, journal: JournalWriter, backlog: BacklogMeter
 async def _serve_operators(
     host: Host, health: Health, nats_url: str, others: Sequence[object], backlog: BacklogMeter
 ) -> AsyncIterator[SignIn]:
-    """Add the core's operations and what leads to them over HTTP, and keep up with sign-outs, inside this block.
+    """Add the core's operations, and the sign-in, console and admin API that lead to them; keep up with sign-outs.
 
     ``others`` have more operations as methods.
     """
