@@ -132,7 +132,7 @@ class Forwarder:
             state = self._state(rule)
             state.problem = attempt.problem
             state.forwarded += len(attempt.confirmed)
-            state.failed += len(batch.copies) - len(attempt.confirmed)
+            state.failed += len(batch.copies) - len(attempt.confirmed) - len(attempt.untried)
 
     async def _write(self, rule: CopyRule, work: Work[T]) -> T:
         return await self._broker.write(work, (rule.tenant, rule.to_address), even_when_full=True)

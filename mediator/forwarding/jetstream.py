@@ -118,7 +118,7 @@ def _read_answers(answered: Mapping[int, asyncio.Future[bytes]], refused: list[i
             refused.append(msg_id)
         else:
             problem = found[0]
-    return Attempt(confirmed, refused, problem)
+    return Attempt(confirmed, refused, problem=problem)
 
 
 def _find_problem(data: bytes) -> tuple[str, int] | None:

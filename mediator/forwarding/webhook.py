@@ -7,6 +7,7 @@ but its status is read: whoever may add a rule learns nothing of the operator's 
 import base64
 import hashlib
 import hmac
+import time
 from collections.abc import Callable
 from typing import Final
 from urllib.parse import quote
@@ -19,6 +20,8 @@ from mediator.mailboxes.forwarding import Attempt, Batch, OutgoingCopy
 
 POST_SECONDS: Final = 10.0
 """Time for one attempt, DNS included."""
+BATCH_SECONDS: Final = 10.0
+"""After which no further copy of a batch is posted: with the last one it stays below the lease."""
 MAX_ATTEMPTS: Final = 16
 """With the delays between them about 38 minutes; then the copy is a dead letter."""
 _TOKEN: Final = "!#$&'*+^`|"
@@ -28,9 +31,9 @@ _VALUE: Final = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != 
 
 
 class Webhook:
-    """Posts one copy at a time for each rule."""
+    """Posts the copies of each rule one after the other."""
 
-    max_batch = 1
+    max_batch = 20
     max_delay = 300_000
 
     def __init__(self, guard: Guard, clock: Callable[[], int]) -> None:
@@ -39,20 +42,25 @@ class Webhook:
         self._clock = clock
 
     async def send(self, rule: CopyRule, batch: Batch) -> Attempt:
-        """Make one attempt."""
-        [copy] = batch.copies
-        message = copy.message
+        """Post one copy after the other, until one fails or the time of a batch is over."""
+        ids = [copy.message.msg_id for copy in batch.copies]
+        until = time.monotonic() + BATCH_SECONDS
+        for number, copy in enumerate(batch.copies):
+            if number and time.monotonic() > until:
+                return Attempt(ids[:number], untried=ids[number:])
+            if problem := await self._post(rule, copy):
+                refused = [ids[number]] if copy.message.deliveries >= MAX_ATTEMPTS else []
+                return Attempt(ids[:number], refused, ids[number + 1 :], problem)
+        return Attempt(ids)
+
+    async def _post(self, rule: CopyRule, copy: OutgoingCopy) -> str:
+        """Make one attempt; return what went wrong, an empty text for a confirmation."""
         headers = _headers(copy) | _sign(rule.secret, copy, self._clock() // 1000)
         try:
-            status = await self._guard.post_once(rule.to_url, message.payload, headers, POST_SECONDS)
+            status = await self._guard.post_once(rule.to_url, copy.message.payload, headers, POST_SECONDS)
         except (AddressRefusedError, UnreachableError) as error:
-            problem = str(error)
-        else:
-            if 200 <= status < 300:
-                return Attempt(confirmed=[message.msg_id])
-            problem = f"the URL answers with status {status}"
-        refused = [message.msg_id] if message.deliveries >= MAX_ATTEMPTS else []
-        return Attempt(refused=refused, problem=problem)
+            return str(error)
+        return "" if 200 <= status < 300 else f"the URL answers with status {status}"
 
 
 def _sign(secret: str, copy: OutgoingCopy, now: int) -> dict[str, str]:

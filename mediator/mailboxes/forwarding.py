@@ -54,6 +54,8 @@ class Attempt:
     confirmed: Sequence[int] = ()
     refused: Sequence[int] = ()
     """These will not be taken however often they are sent: they are dead letters."""
+    untried: Sequence[int] = ()
+    """These were not sent, so it counts as no attempt of theirs."""
     problem: str = ""
     """Why not all were confirmed."""
 
@@ -116,6 +118,7 @@ def settle(tx: Transaction, rule: CopyRule, batch: Batch, attempt: Attempt, dela
     rest = tx.leases.get(group, [x.message.msg_id for x in batch.copies if x.message.msg_id not in settled])
     for lease in rest:
         lease.until, lease.delayed = now + delay, delay > 0
+        lease.deliveries -= lease.msg_id in attempt.untried
     tx.leases.put(group, rest)
 
 

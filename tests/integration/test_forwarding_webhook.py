@@ -143,6 +143,27 @@ async def test_the_last_attempt_makes_a_dead_letter(hook: WebhookServer, status:
 
 
 @pytest.mark.rule("C8")
+async def test_what_waits_behind_a_failure_counts_no_attempt(tmp_path: Path, hook: WebhookServer) -> None:
+    hook.always = 500
+    async with mediator(tmp_path) as admin:
+        made = await add(admin, hook.url)
+        for payload in (b"first", b"second"):
+            await send(admin.app, "MSG.SEND.box", payload)
+
+        async def deliveries() -> dict[int, int]:
+            leases = await admin.done("GET", f"/mailboxes/{made['to_address']}/leases?group_name=copy.all")
+            return {one["msg_id"]: one["deliveries"] for one in leases["leases"]}
+
+        await until(lambda: hook.tries.count(b"first") == 3)
+        assert b"second" not in hook.tries
+        await until(lambda: _is_at(deliveries, {0: 3, 1: 0}), what="one more attempt of the first alone")
+
+
+async def _is_at(deliveries: Callable[[], Awaitable[dict[int, int]]], wanted: dict[int, int]) -> bool:
+    return await deliveries() == wanted
+
+
+@pytest.mark.rule("C8")
 async def test_no_header_ends_the_line(hook: WebhookServer) -> None:
     async with attempts(hook) as send_once:
         odd = {"ü b": "100% ü", "a": "1\r\nX-Admin: 1", "c: d\r\nX-Admin": "1"}

@@ -1,13 +1,19 @@
-"""kill -9, thirty times under load: each message has its copy, and each copy its message, once (C2, C5)."""
+"""kill -9, thirty times under load: each message has its copy, and each copy its message, once (C2, C5).
+
+Where copies are forwarded, the other side gets each of them, some maybe twice (C7, C8).
+"""
 
 import asyncio
 import json
 import os
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
+import nats
 import pytest
 
 from mediator.operate.control import send_command
@@ -16,6 +22,7 @@ from tests.harness.postgres import Server
 from tests.harness.service import Service, Services
 from tests.harness.verified import damage_of
 from tests.harness.waiting import until
+from tests.harness.webhook import webhook_server
 from tests.slow.crash.test_nats import SEED, connected
 
 KILLS = int(os.environ.get("MEDIATOR_TEST_KILLS", "30"))
@@ -42,6 +49,74 @@ async def test_copies_on_postgres_survive_kill_9(services: Services, postgres: S
             await survives(services.new(database_url=url))
         finally:
             services.close()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.rule("C7", "C2", "A8")
+async def test_no_copy_for_jetstream_is_lost_by_kill_9(services: Services):
+    async with jetstream(services) as target:
+        await forwards(services.new(), target)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.rule("C8", "C2", "A8")
+async def test_no_copy_for_a_url_is_lost_by_kill_9(services: Services):
+    async with webhook() as target:
+        await forwards(services.new(), target)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.postgres
+@pytest.mark.rule("C7", "C2", "A8")
+async def test_no_copy_for_jetstream_is_lost_by_kill_9_on_postgres(services: Services, postgres: Server):
+    with postgres.database() as url:
+        try:
+            async with jetstream(services) as target:
+                await forwards(services.new(database_url=url), target)
+        finally:
+            services.close()
+
+
+@dataclass
+class Target:
+    """What copies are forwarded to, which lives through all kills."""
+
+    rule: dict[str, str]
+    settings: dict[str, Any]
+    taken: Callable[[], Awaitable[list[tuple[str, bytes]]]]
+    """Returns what came there: what it is a copy of, and its payload."""
+
+
+@asynccontextmanager
+async def jetstream(services: Services) -> AsyncIterator[Target]:
+    """Run a nats-server with JetStream and a stream."""
+    url = await services.nats_server("-js", "-sd", str(services.folder / "jetstream"))
+    client = await nats.connect(url)
+    stream = client.jetstream()
+    await stream.add_stream(name="AUDIT", subjects=["audit.>"])
+
+    async def taken() -> list[tuple[str, bytes]]:
+        state = (await stream.stream_info("AUDIT")).state
+        consumer = await stream.subscribe("audit.>", ordered_consumer=True)
+        found = [await consumer.next_msg(30) for _ in range(state.messages)]
+        await consumer.unsubscribe()
+        return [((one.headers or {})["mq9-copy-of"], one.data) for one in found]
+
+    try:
+        yield Target({"to_subject": "audit.mail"}, {"nats_url": url}, taken)
+    finally:
+        await client.close()
+
+
+@asynccontextmanager
+async def webhook() -> AsyncIterator[Target]:
+    """Run a receiver."""
+    async with webhook_server() as server:
+
+        async def taken() -> list[tuple[str, bytes]]:
+            return [(headers["mq9-copy-of"], body) for headers, body in server.taken]
+
+        yield Target({"to_url": server.url}, {"networks": ["127.0.0.1/32"]}, taken)
 
 
 class Senders:
@@ -82,6 +157,40 @@ async def ask(service: Service, command: str, **fields: Any) -> dict[str, Any]:
     answer = await send_command(service.data_dir, command, within=30, **fields)
     assert not answer["error"], answer["error"]
     return answer
+
+
+async def forwards(service: Service, target: Target) -> None:
+    """Kill a service again and again under load, and compare what is there with what came at the other side."""
+    senders = Senders(random.Random(SEED))
+    service.environment |= {"MEDIATOR_FORWARDING": json.dumps(target.settings)}
+    for life in range(KILLS):
+        await service.serve()
+        async with connected(service) as client:
+            if life == 0:
+                for name in BOXES:
+                    await client.create(name=name)
+                await ask(service, "copy-rule-add", name="all", address="shop.>", **target.rule)
+            await senders.work(client, service)
+    before = len(await target.taken())
+    await service.serve()
+    async with connected(service, tries=10) as client:
+
+        async def all_are_forwarded() -> bool:
+            waiting = [await ask(service, "delayed-list", mail_address=box) for box in BOXES]
+            [rule] = (await ask(service, "copy-rule-list"))["rules"]
+            left = await client.query_all(rule["to_address"])
+            return not left and not any(found["messages"] for found in waiting)
+
+        await until(all_are_forwarded, 400, "all copies are confirmed", every=1)
+        there = {(f"{box}/{one['msg_id']}", payload_of(one)) for box in BOXES for one in await client.query_all(box)}
+        assert senders.answered <= {payload for _, payload in there}
+        came = Counter(await target.taken())
+        assert set(came) == there
+        assert await asyncio.to_thread(damage_of, service) == []
+    assert before > 0
+    doubled = came.total() - len(came)
+    print(f"seed {SEED}, {KILLS} kills, {len(senders.answered)} answered, {len(there)} stored and forwarded")
+    print(f"{before} before the last start, {doubled} came twice")
 
 
 async def survives(service: Service) -> None:
