@@ -50,7 +50,7 @@ def operations() -> list[Operation]:
 
 def write() -> str:
     """Return docs/admin-api.md."""
-    writer, listed = ExampleWriter(WALLETS | AGENTS), operations()
+    writer, listed = ExampleWriter({**WALLETS, **AGENTS}), operations()
     lines = ["| Request | What it does | Right |", "|---|---|---|"]
     for each in listed:
         lines.append(f"| `{each.method} {each.path}` | {each.summary} | `{each.right}` |")

@@ -121,7 +121,6 @@ def main() -> None:
     from mediator.cli.options import CommandError
     from mediator.cli.output import print_json
     from mediator.errors import MediatorError, SchemaError, SetupError, StoreHeldError
-    from mediator.system.extras import has_server, install_command
 
     try:
         word = sys.argv[1] if len(sys.argv) > 1 else ""
@@ -133,6 +132,8 @@ def main() -> None:
             print_json({**more, "error": str(error)})
         sys.exit(NOT_SET_UP if isinstance(error, SetupError | StoreHeldError | SchemaError) else 1)
     except ModuleNotFoundError:
+        from mediator.system.extras import has_server, install_command
+
         if has_server():
             raise
         typer.echo(f"mediator: this command needs the server: {install_command('server')}", err=True)

@@ -1,6 +1,5 @@
 """How commands reach the service: over NATS as any client, or through its control socket; failures become one line."""
 
-import asyncio
 import json
 import os
 import re
@@ -16,7 +15,6 @@ import typer
 from mediator.cli.options import CommandError, CommandOptions, SettingsOptions
 from mediator.errors import LoginRefusedError, MediatorError, SetupError, UnavailableError, UnreachableError
 from mediator.login import MAX_FILE, Login
-from mediator.system.extras import has_server
 from mediator.system.private_files import make_folder, open_file
 
 if TYPE_CHECKING:
@@ -280,8 +278,12 @@ def _find_server(options: SettingsOptions) -> tuple[str, str | None]:
     Without a data directory it is the settings' ``nats_url``, else the default server. A directory that was named, or
     is there, means its own service: another one may listen on the default port. Raises :class:`UnreachableError`.
     """
+    from mediator.system.extras import has_server
+
     if not has_server():
         return DEFAULT_SERVER, None
+    import asyncio
+
     from mediator.operate.control import send_command
 
     settings = options.load()
@@ -362,6 +364,7 @@ class ClientOptions(CommandOptions, NatsOptions):
 
     def run(self, work: "Callable[[Client], Awaitable[None]]", *, lasting: bool = False) -> None:
         """Connect and run ``work``; with ``lasting`` until it is interrupted."""
+        import asyncio
 
         async def connected() -> None:
             async with connect(login) as client:
@@ -378,6 +381,7 @@ class ClientOptions(CommandOptions, NatsOptions):
         self, verb: str, body: bytes | Mapping[str, Any] = b"", *, headers: Mapping[str, str] | None = None
     ) -> "Reply":
         """Connect for one request and return its reply; raises as :meth:`mediator.client.Client.request`."""
+        import asyncio
 
         async def requested() -> "Reply":
             async with connect(login) as client:

@@ -1,6 +1,5 @@
 """The commands that are NATS clients: send, fetch, ack, nack, extend, query, delete."""
 
-import asyncio
 import base64
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -204,6 +203,8 @@ def fetch(
 
 async def _follow(client: "Client", once: Any, first: dict[str, Any], body: dict[str, Any]) -> None:
     """Fetch for ever, also across restarts of the service."""
+    import asyncio
+
     away = False
     request = first
     while True:

@@ -7,7 +7,6 @@ options, so :class:`CommandGroup` shows it the fields::
     def status(options: CommandOptions) -> None: ...
 """
 
-import asyncio
 import inspect
 import os
 import shlex
@@ -248,6 +247,8 @@ class CommandOptions(OutputOptions, SettingsOptions):
 
     def ask(self, command: str, **fields: Any) -> dict[str, Any]:
         """Send a command to the control socket; :class:`CommandError` if the service refuses it or does not run."""
+        import asyncio
+
         from mediator.errors import SetupError
         from mediator.operate.control import send_command
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-import structlog
 
 from mediator.errors import BadRequestError, MediatorError, SetupError, UnavailableError
 from mediator.operate.operations import MAX_LONG_REQUEST, MAX_REQUEST, Actor, Operations, Right
@@ -31,8 +30,6 @@ _PEER = struct.Struct("3i")
 """Process, user and group of a peer, as the kernel gives them."""
 _MAX_PATH = 100
 """Bytes of a path that fit into a socket address on every platform."""
-
-_log = structlog.get_logger("control")
 
 
 class ControlServer:
@@ -129,7 +126,10 @@ class ControlServer:
         except TimeoutError:
             return {"error": f"{request['command']}: no answer within {operation.within:g} s"}
         except Exception:
-            _log.exception("command failed")
+            # Commands import this module to ask a service: they do without what only the service needs.
+            import structlog
+
+            structlog.get_logger("control").exception("command failed")
             return {"error": "internal error"}
 
 
