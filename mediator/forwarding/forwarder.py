@@ -11,7 +11,7 @@ from typing import Final, Protocol, TypeVar
 import structlog
 
 from mediator.broker import Broker
-from mediator.errors import MediatorError
+from mediator.errors import MediatorError, NoSuchMailboxError
 from mediator.mailboxes import forwarding
 from mediator.mailboxes.bounds import SECOND
 from mediator.mailboxes.copy_rule import UNREAD, CopyRule, ForwardState
@@ -74,7 +74,8 @@ class Forwarder:
         for rule in list(self._tasks):
             with suppress(MediatorError):
                 lag = await self._broker.read(lambda tx, now, rule=rule: forwarding.measure_lag(tx, rule, now))  # type: ignore[misc]
-                self._state(rule).lag = lag
+                if rule in self._tasks:
+                    self._state(rule).lag = lag
 
     async def _follow_rules(self) -> None:
         while True:
@@ -105,6 +106,10 @@ class Forwarder:
             while True:
                 try:
                     await self._forward(rule, self._jetstream if rule.to_subject else self._webhook, woken)
+                except NoSuchMailboxError:
+                    # The error names the mailbox, which not everybody may know who sees the rule (A7).
+                    self._state(rule).problem = "the mailbox for copies does not exist"
+                    await asyncio.sleep(STORE_SECONDS)
                 except MediatorError as error:
                     self._state(rule).problem = str(error)
                     await asyncio.sleep(STORE_SECONDS)

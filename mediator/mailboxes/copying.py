@@ -173,6 +173,9 @@ def add_rule(tx: Transaction, rule: CopyRule, now: int, make_mailbox: Callable[[
         raise BadRequestError("name", f"there is a rule {rule.name} already")
     if len(known) >= MAX_RULES:
         raise BadRequestError("name", f"expected at most {MAX_RULES} rules of one tenant")
+    if rule.forwards and any(one.forwards and one.to_address == rule.to_address for one in known):
+        # Where a message goes with its first ACK, each of the two would miss what the other forwarded.
+        raise BadRequestError("to_address", "expected a mailbox from which no other rule forwards")
     if make_mailbox is not None:
         make_mailbox()
     target = get_live_mailbox(tx, rule.tenant, rule.to_address, now)

@@ -617,12 +617,16 @@ def _check_forwarding(settings: Settings) -> Iterator[str]:
 
 
 def _check_copies(settings: Settings) -> Iterator[str]:
-    names = set()
+    names, forwarded = set(), set()
     for copy in settings.copies:
         if copy.tenant not in settings.tenant_names:
             yield f"copies: rule {copy.name} is of tenant {copy.tenant}, which is not in the settings"
         if (copy.tenant, copy.name) in names:
             yield f"copies: two rules of tenant {copy.tenant} are called {copy.name}"
+        if copy.rule.forwards and (copy.tenant, copy.rule.to_address) in forwarded:
+            yield f"copies: rule {copy.name} forwards from a mailbox from which another rule forwards"
+        if copy.rule.forwards:
+            forwarded.add((copy.tenant, copy.rule.to_address))
         names.add((copy.tenant, copy.name))
 
 

@@ -93,6 +93,7 @@ def test_environment_names_the_file_and_a_flag_wins(tmp_path: Path, monkeypatch:
     assert installed_settings().load(toml(tmp_path, "max_pending = 8\n")).max_pending == 8
 
 
+POSTED = 'to_url = "https://a.example", secret = "whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIz"'
 WRONG = [
     ("nats", '"4222"', "expected HOST:PORT, got '4222'"),
     ("nats", "4222", "expected HOST:PORT, got '4222'"),
@@ -256,6 +257,11 @@ WRONG = [
         "copies",
         '[{name = "a", to_address = "b", to_url = "https://c", secret = "hidden"}]',
         ".0.secret: expected whsec_ and 24 to 64",
+    ),
+    (
+        "copies",
+        f'[{{name = "a", to_address = "b", {POSTED}}}, {{name = "c", to_address = "b", {POSTED}}}]',
+        "rule c forwards from a mailbox from which another rule forwards",
     ),
     ("forwarding.networks", '["home"]', ".0: expected a network such as 10.1.0.0/16, or an IP address"),
     ("forwarding", "1", "expected a table of options, got '1'"),
