@@ -149,7 +149,7 @@ def cell(row: Answer, column: Column, rights: frozenset[Right] = frozenset()) ->
         case Kind.LANE:
             shown = Markup('<span class="lane {0}">{0}</span>').format(value)
         case Kind.PROSE:
-            shown = prose(value)
+            shown = Markup('<div class="prose">{}</div>').format(prose(value))
         case Kind.CODE:
             shown = Markup('<span class="address">{}</span>').format(text(value))
         case _:

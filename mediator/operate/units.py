@@ -1,7 +1,9 @@
 """Durations, times and sizes as people write and read them: 90s, 5m, 2h, 7d; 2026-01-31 12:00:05Z; 3.2 MiB."""
 
+import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -74,14 +76,29 @@ def format_count(count: int, one: str, many: str | None = None) -> str:
 
 
 def format_fields(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the fields of a request that were given, in words; ``ttl_ms`` is a span."""
+    """Yield the fields of a request that were given, in words; ``ttl_ms`` is a span, and JSON is no longer JSON."""
     for name, value in fields.items():
-        shown = str(value)
-        if value in (None, "", [], {}):
+        if value in (None, "", [], {}, "null", "[]", "{}"):
             continue
+        shown = _in_words(value)
         if name.endswith("_ms") and shown.isascii() and shown.isdigit():
             shown = format_duration(int(shown))
         yield name.removesuffix("_ms").replace("_", " "), shown
+
+
+def _in_words(value: Any) -> str:
+    """Show a list as its items, and an object as its names and values, also where either is kept as JSON."""
+    if isinstance(value, str) and value[:1] in ("[", "{"):
+        with suppress(ValueError, RecursionError):
+            value = json.loads(value)
+    match value:
+        case list() | tuple():
+            return ", ".join(map(_in_words, value))
+        case dict():
+            return ", ".join(f"{name} {_in_words(each)}" for name, each in value.items() if each is not None)
+        case bool():
+            return "yes" if value else "no"
+    return str(value)
 
 
 def format_bytes(count: int) -> str:

@@ -63,8 +63,11 @@ async def test_agents_are_searched_and_the_order_is_explained(service: App) -> N
     assert re.findall(r'id="agent-\d+"', tagged) == ['id="agent-1"']
     assert "No agent is registered" in await read(service, "/agents?state=gone")
     assert "No agent was found" in await read(service, "/agents?by=words&request=zeppelin")
-    assert "Search by meaning is turned off" in await read(service, "/agents?request=letters")
-    assert "Answered by keywords: search by meaning is turned off." in await read(service, "/agents?request=letters")
+    assert "Search by meaning is turned off" in await read(service, "/agents")
+    page = await read(service, "/agents?request=letters")
+    assert "Answered by keywords: search by meaning is turned off." in page
+    assert "found by words." in page
+    assert "Search by meaning is turned off." not in page, "it is said once"
     await read(service, f"/agents?tags={'x' * 200}", status=400)
 
 

@@ -4,7 +4,15 @@ import time
 
 import pytest
 
-from mediator.operate.units import format_bytes, format_duration, format_time, parse_duration, parse_seconds, parse_time
+from mediator.operate.units import (
+    format_bytes,
+    format_duration,
+    format_fields,
+    format_time,
+    parse_duration,
+    parse_seconds,
+    parse_time,
+)
 
 NOW = 1_767_225_600
 
@@ -95,3 +103,30 @@ def test_a_moment_is_shown_in_utc_and_no_number_breaks_it():
 )
 def test_bytes_are_shown(count, shown):
     assert format_bytes(count) == shown
+
+
+def test_fields_are_shown_in_words() -> None:
+    fields = {
+        "ttl_ms": 604_800_000,
+        "grace_ms": "3600000",
+        "users": ["ann", "bob"],
+        "kept": '["ann","bob"]',
+        "quotas": '{"sockets":20,"rate":null}',
+        "with_keys": False,
+        "desc": "[not JSON",
+        "deep": "[" * 100_000,
+        "note": None,
+        "none": "null",
+        "empty": "[]",
+    }
+    shown = dict(format_fields(fields))
+    assert shown.pop("deep") == "[" * 100_000
+    assert shown == {
+        "ttl": "7d",
+        "grace": "1h",
+        "users": "ann, bob",
+        "kept": "ann, bob",
+        "quotas": "sockets 20",
+        "with keys": "no",
+        "desc": "[not JSON",
+    }
