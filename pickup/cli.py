@@ -219,13 +219,13 @@ def remove_invitation(
 )
 @asks("key-attach", "attached $key to $mail_address")
 def attach(key: Key, mail_address: Address, options: TenantOptions) -> None:
-    """Let what is forwarded to a key go to a mailbox with retention until_ack, where NATS clients FETCH it."""
+    """Deliver mail forwarded to a key into a mailbox with retention until_ack, for NATS clients to FETCH."""
 
 
 @keys_app.command(epilog="Example: mediator keys detach did:key:z6MkhaXgBZDvotDkL5257faiztiGiC2QtKLGpbnnEGta2doK")
 @asks("key-detach", "detached $key")
 def detach(key: Key, options: TenantOptions) -> None:
-    """Let an attached key lead nowhere; mail that came for it stays in the mailbox."""
+    """Detach a key from its mailbox; mail that was delivered stays there."""
 
 
 @keys_app.command("list", epilog="Example: mediator keys list")
@@ -264,12 +264,12 @@ def _add_commands(verdict: Verdict) -> None:
     @group.command(epilog=f"Example: mediator didcomm {verdict} add 192.0.2.0/24 --note 'see ticket 17'")
     @asks("access-add", "$list: $name", list=verdict.value)
     def add(name: Name, note: Note = "", *, options: CommandOptions) -> None:
-        """Put a name on the list, and take it off the other. It holds at once, on all instances."""
+        """Add a name to the list, and remove it from the other; takes effect at once on all instances."""
 
     @group.command(epilog=f"Example: mediator didcomm {verdict} remove 192.0.2.0/24")
     @asks("access-remove", "no longer on the $list list: $name", list=verdict.value)
     def remove(name: Name, options: CommandOptions) -> None:
-        """Take a name off the list. It holds at once, on all instances."""
+        """Remove a name from the list; takes effect at once on all instances."""
 
     @group.command("list", epilog=f"Example: mediator didcomm {verdict} list")
     @lists("access-list", "names", ACCESS_COLUMNS, f"nothing on the {verdict} list", list=verdict.value)

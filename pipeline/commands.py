@@ -76,7 +76,7 @@ _COLUMNS = ("run#", "command", "started", "took#", "outcome", "numbers", "error"
 
 @app.command(epilog="Example: mediator pipeline ingest --data-dir ./mediator-data")
 def ingest(options: SparkOptions) -> None:
-    """Bring what the journal has told since the last time into the lake, each event once."""
+    """Load new journal events into the lake, each once."""
     with job("ingest", options, creates=True, short=_is_small_journal) as work:
         from mediator.journal import FOLDER
         from pipeline.lake import ingest as lake_ingest
@@ -103,7 +103,7 @@ def compact(
     *,
     options: CommandOptions,
 ) -> None:
-    """Merge the lake's small files, and remove from the disk what no table has had for a week; it needs no Spark."""
+    """Merge the lake's small files, and delete files that no table has used for a week; needs no Spark."""
     require_spark()
     settings = options.load()
     with recorded_run(settings, "compact") as numbers, progress_of("compact") as on_progress:
@@ -119,7 +119,7 @@ def compact(
 
 @app.command(epilog="Example: mediator pipeline archive --key-file /etc/mediator/archive.keys")
 def archive(key_file: KeyFile = None, *, options: SparkOptions) -> None:
-    """Bring the messages that are marked for the archive into the lake, each once, and let go of them here."""
+    """Copy messages marked for the archive into the lake, each once, and free their space in the database."""
     require_spark()
     settings = options.load()
     from pipeline.lake import archive as lake_archive
@@ -169,7 +169,7 @@ def replay(
     nats: NatsOptions,
     options: SparkOptions,
 ) -> None:
-    """Send archived messages again, lane by lane in their old order, each once; a killed run is gone on with.
+    """Send archived messages again, lane by lane in their old order, each once; a killed run is resumed.
 
     Of several messages with one key only the newest is sent. When each became visible first is in mq9-original-time.
     """
@@ -257,7 +257,7 @@ def report(
     *,
     options: SparkOptions,
 ) -> None:
-    """Report on usage: bring the lake's tables of it up to date, and make a page of one file with charts."""
+    """Update the lake's usage tables, and write a report with charts as one HTML file."""
     asks_spark = options.master is not None or options.remote is not None or bool(options.conf)
     if engine is EngineName.DUCKDB and asks_spark:
         raise typer.BadParameter("expected spark beside --master, --remote and --conf", param_hint="--engine")
@@ -337,7 +337,7 @@ def embed(
     *,
     options: SparkOptions,
 ) -> None:
-    """Register many cards with vectors that are made here in parallel, so that the service has not to make them.
+    """Register many cards with vectors computed here in parallel, which saves the service that work.
 
     Vectors are kept in the lake: a run that was interrupted is simply made once more. A service has to run here.
     """

@@ -280,7 +280,7 @@ class PipelineOperations:
     @operation(
         "run-start",
         Right.OPERATE,
-        "Begin a run of the pipeline now, as a child process of the instance that answers",
+        "Start a pipeline run now, as a child process of this instance",
         object_schema(run=COUNT),
         fields={"name": about(TEXT, "The command of the pipeline.", enum=list(SCHEDULED))},
         required=("name",),
@@ -293,7 +293,7 @@ class PipelineOperations:
     @operation(
         "run-cancel",
         Right.OPERATE,
-        "End the run of the pipeline that the instance that answers has begun",
+        "Cancel the pipeline run of this instance",
         object_schema(cancelled=FLAG),
         method="POST",
         path="/pipeline/cancel",
@@ -304,7 +304,7 @@ class PipelineOperations:
     @operation(
         "pipeline-state",
         Right.READ,
-        "What the instance that answers runs of the pipeline, and the newest report",
+        "The pipeline run in progress on this instance, and the newest report",
         object_schema(
             every=about(COUNT, "Hours between runs that the service begins; 0: it begins none."),
             running=or_null(object_schema(run=COUNT, command=TEXT)),

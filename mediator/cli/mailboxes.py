@@ -205,7 +205,7 @@ def set_(
     ],
     options: TenantOptions,
 ) -> None:
-    """Give a mailbox a lease of its own."""
+    """Change a mailbox's default lease."""
     value = None if ack_wait == "default" else span(ack_wait)
     answer = options.ask("mailbox-set", mail_address=address, ack_wait_ms=value)
     lease = "as configured" if value is None else format_duration(value) if value else "none"

@@ -297,8 +297,7 @@ class Activity:
     @operation(
         "activity-history",
         Right.READ,
-        "What this instance did: in the last hour a row for each few seconds, in the last day or week means, which "
-        "survive a restart",
+        "Activity of this instance: samples of the last hour, or means of a day or a week, which survive a restart",
         object_schema(
             kept=about(COUNT, "Rows that are kept."),
             step=about(COUNT, "Seconds that a row stands for."),

@@ -217,7 +217,7 @@ class LongTaskOperations:
     @operation(
         "verify-state",
         Right.READ,
-        "The check of the database that runs, or the last one since the instance that answers started",
+        "The database check in progress on this instance, or its last one since it started",
         object_schema(task=or_null(LongTask.schema())),
         path="/verify",
     )
@@ -292,7 +292,7 @@ class LongTaskOperations:
     @operation(
         "verify-cancel",
         Right.OPERATE,
-        "End the check that runs",
+        "Cancel the check in progress",
         object_schema(cancelled=FLAG),
         method="POST",
         path="/tasks/verify/cancel",
@@ -303,7 +303,7 @@ class LongTaskOperations:
     @operation(
         "backup-cancel",
         Right.ADMIN,
-        "End the backup that runs",
+        "Cancel the backup in progress",
         object_schema(cancelled=FLAG),
         method="POST",
         path="/tasks/backup/cancel",

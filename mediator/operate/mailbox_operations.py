@@ -181,7 +181,7 @@ class MailboxOperations:
     @operation(
         "mailbox-set",
         Right.OPERATE,
-        "Change how long a message is leased to the member of a group that fetched it",
+        "Change a mailbox's default lease: how long a fetched message is reserved for the worker that has it",
         object_schema(mail_address=ADDRESS, ack_wait_ms=or_null(COUNT)),
         fields={**PLACE, "ack_wait_ms": _ACK_WAIT},
         method="PATCH",

@@ -156,7 +156,7 @@ class MessageOperations:
     @operation(
         "message-show",
         Right.READ_PAYLOAD,
-        "One message with its payload; who reads it stands in the audit log",
+        "One message with its payload; each read is audited",
         MessageView.schema(),
         fields=_ONE,
         path=f"{_PATH}/{{msg_id}}",

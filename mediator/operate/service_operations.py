@@ -387,7 +387,7 @@ class SettingsOperations:
     @operation(
         "operators-reload",
         Right.ADMIN,
-        "Read the operators' tokens of the settings again, which hold from then on",
+        "Reload the operators' tokens from the settings",
         object_schema(
             source=about(TEXT, "Where the tokens are from: a file, a variable, `default` if nowhere."),
             added=about(TEXTS, "Names of operators that are new."),

@@ -86,7 +86,7 @@ class AccessOperations:
     @operation(
         "access-remove",
         Right.OPERATE,
-        "Take a name off the allow or the deny list",
+        "Remove a name from the allow or the deny list",
         object_schema(list=VERDICT, name=TEXT, removed=FLAG),
         fields=_FIELDS,
         required=("name",),
@@ -235,7 +235,7 @@ class DidcommOperations:
     @operation(
         "key-detach",
         Right.OPERATE,
-        "Deliver no more mail for a key",
+        "Stop delivering mail for a key to a mailbox",
         object_schema(key=TEXT, detached=FLAG),
         fields=_KEY,
         method="DELETE",

@@ -184,7 +184,7 @@ class ConnectionOperations:
     @operation(
         "connections-rank",
         Right.READ,
-        "DIDComm connections by age, mail or last use, all or those that a text finds",
+        "DIDComm connections sorted by age, mail or last use: all, or those that match a text",
         object_schema(
             connections=many(RankedConnection.schema()),
             found=about(COUNT, "How many there are to be paged through."),

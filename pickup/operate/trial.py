@@ -62,7 +62,7 @@ class TrialOperations:
     @operation(
         "didcomm-tries",
         Right.READ,
-        "How the DIDComm door was tried last on this instance",
+        "The last trials of the DIDComm door on this instance",
         object_schema(tries=many(_TRIAL), most=COUNT),
         path="/didcomm/try",
     )

@@ -142,7 +142,7 @@ def forget_use(
     *,
     options: TenantOptions,
 ) -> None:
-    """Forget which requests an agent served, so that no search finds it earlier for that."""
+    """Forget which requests an agent served, so that searches no longer rank it higher for them."""
     answer = options.ask("agent-forget-use", mailbox=address or "")
     options.print(answer, f"{answer['forgotten']} forgotten")
 
