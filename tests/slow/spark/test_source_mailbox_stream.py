@@ -13,6 +13,7 @@ from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 from mediator.errors import BadRequestError, LostDataError
 from mediator.store.base import Store
 from mediator.store.sqlite import SqliteStore
+from pipeline.source import mailboxes
 from pipeline.source.datasource import stream_reader
 from pipeline.source.options import Offset
 from pipeline.source.schema import MESSAGES
@@ -146,6 +147,24 @@ def test_a_limit_is_dealt_out_to_all_mailboxes(kept: Kept) -> None:
     found = payloads(kept.stream(subscribe="large,small,empty", maxOffsetsPerTrigger=6))
     assert found[0] == [*(f"large {number}" for number in range(4)), "small 0", "small 1"]
     assert [len(batch) for batch in found] == [6, 6, 6, 4]
+
+
+def test_thousands_of_mailboxes_are_one_stream(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    addresses = [f"agent.{number:04}" for number in range(3000)]
+    with kept.store.transaction() as tx:
+        for address in addresses:
+            put(tx, add(tx, address), address.encode())
+    reader = stream_reader(
+        kept.where | {"prefix": "agent.", "startingOffsets": "earliest", "maxOffsetsPerTrigger": "2000"}, MESSAGES
+    )
+    first, second = payloads(reader)
+    assert (len(first), sorted(first + second)) == (2000, addresses), "each once"
+    after = end(stream_reader(kept.where | {"prefix": "agent."}, MESSAGES))
+    kept.send("agent.2999", "more")
+    assert payloads(reader, after) == [["more"]]
+    monkeypatch.setattr(mailboxes, "MAX_MAILBOXES", 2999)
+    with pytest.raises(BadRequestError, match="subscribe: expected at most 2999 mailboxes in one stream"):
+        end(reader)
 
 
 def test_available_now_leaves_what_comes_later(kept: Kept) -> None:
