@@ -80,7 +80,7 @@ from mediator.parts import cleanup_steps, find_parts
 from mediator.settings.settings import Settings
 from mediator.store.base import Store
 from mediator.store.opening import open_store
-from mediator.system.limits import budget_files, limit_malloc_arenas
+from mediator.system.limits import OWN_FILES, budget_files, limit_malloc_arenas
 from mediator.system.private_files import restrict_permissions
 from mediator.tenants.directory import REFRESH_SECONDS, TenantDirectory, TenantUpdater
 from mediator.tracing.opening import Instruments, open_tracing
@@ -488,18 +488,24 @@ def _fit_to_open_files(settings: Settings) -> Settings:
         _GATEWAY_FILES: max(1, given.get(_GATEWAY_FILES, 0) // 2),
     }
     changed: dict[str, object] = {}
+    limited: dict[str, str] = {}
+    # Falling short of a default is no reason to warn.
+    say = log.info
     for name, files in given.items():
         if files == wanted[name]:
             continue
         section, _, option = name.rpartition(".")
         model = getattr(settings, section) if section else settings
-        # Falling short of a default is no reason to warn.
-        say = log.warning if option in model.model_fields_set else log.info
-        say("fewer open files allowed than wanted", option=name, wanted=getattr(model, option), allowed=allowed[name])
+        if option in model.model_fields_set:
+            say = log.warning
+        limited[name] = f"{allowed[name]} of {getattr(model, option)}"
         if section:
             changed[section] = model.model_copy(update={option: allowed[name]})
         else:
             changed[option] = allowed[name]
+    if limited:
+        files = sum(wanted.values()) + OWN_FILES
+        say("fewer connections: open files are limited", limited=limited, to_raise=f"ulimit -n {files}")
     return settings.model_copy(update=changed)
 
 
