@@ -269,3 +269,37 @@ async def test_a_rule_that_ends_leaves_no_group(tmp_path: Path, server: tuple[st
         await asyncio.gather(*[send(admin.app, "MSG.SEND.box", b"y") for _ in range(3)])
         assert await groups() == []
         assert await waiting_in(admin.app, "mine") == [b"x"]
+
+
+@pytest.mark.rule("C7")
+async def test_without_another_server_it_is_that_of_the_service(tmp_path: Path) -> None:
+    async with nats_server(tmp_path, f'jetstream {{ store_dir: "{tmp_path}/js" }}') as (port, _):
+        client = await nats.connect(url := f"nats://127.0.0.1:{port}")
+        await add_stream(client)
+        async with app(tmp_path, operators=OPERATORS, nats_url=url, gateway={"listen": "127.0.0.1:0"}) as service:
+            await service.done("MAILBOX.CREATE", {"name": "box"})
+            await Admin(service).done("POST", RULES, {"name": "all", "to_subject": SUBJECT})
+            await send(service, "MSG.SEND.box", b"x")
+            await until(lambda: _has(client, 1))
+        await client.close()
+
+
+@pytest.mark.rule("C7")
+async def test_the_login_is_told_nowhere(tmp_path: Path) -> None:
+    config = 'authorization { user: "mediator", password: "right" }'
+    async with (
+        nats_server(tmp_path, config) as (port, _),
+        mediator(tmp_path, f"nats://mediator:hidden@127.0.0.1:{port}") as admin,
+    ):
+        await admin.app.done("MAILBOX.CREATE", {"name": "box"})
+        await admin.done("POST", RULES, {"name": "all", "to_subject": SUBJECT})
+        await send(admin.app, "MSG.SEND.box", b"x")
+
+        async def state() -> bool:
+            return "cannot connect to NATS" in str((await rule_of(admin))["state"])
+
+        await until(state)
+        for path in (RULES, "/doctor", "/settings", "/log", "/audit"):
+            answer = await admin.call("GET", path)
+            assert answer.status == 200, path
+            assert b"hidden" not in answer.data, path
