@@ -19,7 +19,9 @@ from mediator.mailboxes.forwarding import Attempt, Batch
 from mediator.store.writer import Work
 
 LOOK_SECONDS: Final = 1.0
-"""Between two looks for rules that came or went."""
+"""Between two looks for rules that came or went, which read nothing."""
+SHARED_LOOK_SECONDS: Final = 5.0
+"""The same where other instances change rules too: each look is a small transaction."""
 IDLE_SECONDS: Final = 10.0
 """Between two looks for mail of which no wake-up told."""
 STORE_SECONDS: Final = 5.0
@@ -86,7 +88,7 @@ class Forwarder:
             if self._rules.by_tenant is not self._seen:
                 self._seen = self._rules.by_tenant
                 self._adjust({rule for rules in self._rules.by_tenant.values() for rule in rules if rule.forwards})
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(LOOK_SECONDS if self._broker.alone else SHARED_LOOK_SECONDS)
 
     def _adjust(self, rules: set[CopyRule]) -> None:
         for rule in self._tasks.keys() - rules:
