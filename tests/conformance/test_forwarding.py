@@ -45,7 +45,7 @@ def payloads(batch):
 
 
 @pytest.mark.rule("C7")
-def test_one_batch_is_under_way_until_it_is_settled_or_its_lease_ends(broker):
+def test_one_batch_is_under_way_at_a_time(broker):
     rule = add(broker)
     for payload in (b"0", b"1", b"2"):
         broker.send(payload)
@@ -63,7 +63,7 @@ def test_one_batch_is_under_way_until_it_is_settled_or_its_lease_ends(broker):
 
 
 @pytest.mark.rule("C7")
-def test_what_is_not_confirmed_comes_again_in_its_order_after_the_delay(broker):
+def test_what_is_not_confirmed_comes_again_in_order(broker):
     rule = add(broker)
     for payload in (b"0", b"1", b"2"):
         broker.send(payload)
@@ -120,7 +120,7 @@ def test_the_lag_is_that_of_the_oldest_copy_taken_or_not(broker):
 
 
 @pytest.mark.rule("C7")
-def test_a_rule_forwards_what_comes_after_it_and_a_dropped_group_all_that_is_there(broker):
+def test_a_dropped_group_begins_with_all_that_is_there(broker):
     broker.send(b"before", to=KEPT)
     rule = add(broker)
     broker.send(b"after")

@@ -22,7 +22,7 @@ class WebhookServer:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/hook/hidden"
+        return f"http://127.0.0.1:{self.port}/hook/unguessed"
 
     async def handle(self, request: web.Request) -> web.Response:
         body = await request.read()
@@ -39,7 +39,7 @@ async def webhook_server() -> AsyncIterator[WebhookServer]:
     """Run one."""
     server = WebhookServer()
     application = web.Application(client_max_size=64 << 20)
-    application.router.add_post("/hook/hidden", server.handle)
+    application.router.add_post("/hook/unguessed", server.handle)
     runner = web.AppRunner(application)
     await runner.setup()
     try:

@@ -183,7 +183,7 @@ async def test_no_sender_rules_the_stream(tmp_path: Path, server: tuple[str, Cli
 
 
 @pytest.mark.rule("C7")
-async def test_what_the_server_never_takes_is_dead_and_the_rest_goes_on(
+async def test_what_the_server_never_takes_is_a_dead_letter(
     tmp_path: Path, server: tuple[str, Client]
 ) -> None:
     url, client = server
@@ -205,7 +205,7 @@ async def test_what_the_server_never_takes_is_dead_and_the_rest_goes_on(
 
 
 @pytest.mark.rule("C7")
-async def test_no_client_reads_or_acknowledges_in_place_of_the_forwarder(
+async def test_no_client_takes_the_place_of_the_forwarder(
     tmp_path: Path, server: tuple[str, Client]
 ) -> None:
     url, client = server

@@ -178,13 +178,13 @@ async def test_no_header_ends_the_line(hook: WebhookServer) -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "169.254.169.254", "10.0.0.1", "0x7f000001"])
 async def test_no_rule_reaches_into_a_private_network(tmp_path: Path, hook: WebhookServer, host: str) -> None:
     async with mediator(tmp_path, forwarding={}) as admin:
-        await add(admin, f"http://{host}:{hook.port}/hook/hidden")
+        await add(admin, f"http://{host}:{hook.port}/hook/unguessed")
         await send(admin.app, "MSG.SEND.box", b"x")
         await until(lambda: _has_failed(admin))
         assert hook.tries == []
         # Neither the port's state nor the path is told.
         [rule] = (await admin.done("GET", RULES))["rules"]
-        assert "hidden" not in str(rule)
+        assert "unguessed" not in str(rule)
         assert (
             "private network" in rule["state"]
             or "no proper answer" in rule["state"]
@@ -212,10 +212,10 @@ async def test_the_secret_is_shown_once_and_the_url_never(tmp_path: Path, hook: 
             assert answer.status == 200, path
             told = answer.data.decode()
             assert made["secret"][6:] not in told, path
-            assert "hidden" not in told, path
+            assert "unguessed" not in told, path
         metrics = (await admin.app.call("GET", "/metrics")).data.decode()
         assert made["secret"] not in metrics
-        assert "hidden" not in metrics
+        assert "unguessed" not in metrics
         [rule] = (await admin.done("GET", RULES))["rules"]
         assert rule["to_url"] == f"http://127.0.0.1:{hook.port}"
         assert "secret" not in rule
@@ -233,7 +233,7 @@ async def test_a_rule_of_the_settings_posts_and_is_masked(tmp_path: Path, hook: 
         assert headers["webhook-signature"] == signature(secret, headers, body)
         told = json.dumps(await admin.done("GET", "/settings"))
         assert secret not in told
-        assert "hidden" not in told
+        assert "unguessed" not in told
 
 
 @pytest.mark.rule("C8")
