@@ -289,7 +289,7 @@ async def test_the_login_is_told_nowhere(tmp_path: Path) -> None:
     config = 'authorization { user: "mediator", password: "right" }'
     async with (
         nats_server(tmp_path, config) as (port, _),
-        mediator(tmp_path, f"nats://mediator:hidden@127.0.0.1:{port}") as admin,
+        mediator(tmp_path, f"nats://mediator:unguessed@127.0.0.1:{port}") as admin,
     ):
         await admin.app.done("MAILBOX.CREATE", {"name": "box"})
         await admin.done("POST", RULES, {"name": "all", "to_subject": SUBJECT})
@@ -302,4 +302,4 @@ async def test_the_login_is_told_nowhere(tmp_path: Path) -> None:
         for path in (RULES, "/doctor", "/settings", "/log", "/audit"):
             answer = await admin.call("GET", path)
             assert answer.status == 200, path
-            assert b"hidden" not in answer.data, path
+            assert b"unguessed" not in answer.data, path
