@@ -24,6 +24,7 @@ CONSOLE = {
     "console-mailbox": ("mailbox", 1280, "dark"),
     "console-connections": ("connections", 1280, "light"),
     "console-agents": ("agents", 1280, "light"),
+    "console-alarms": ("alarms", 1280, "light"),
     "console-tenants": ("tenants", 1280, "light"),
     "console-invitation": ("invitation", 1280, "light"),
     "console-checks": ("checks", 1280, "light"),
