@@ -183,9 +183,7 @@ async def test_no_sender_rules_the_stream(tmp_path: Path, server: tuple[str, Cli
 
 
 @pytest.mark.rule("C7")
-async def test_what_the_server_never_takes_is_a_dead_letter(
-    tmp_path: Path, server: tuple[str, Client]
-) -> None:
+async def test_what_the_server_never_takes_is_a_dead_letter(tmp_path: Path, server: tuple[str, Client]) -> None:
     url, client = server
     await add_stream(client, max_msg_size=2000)
     async with mediator(tmp_path, url) as admin:
@@ -205,9 +203,7 @@ async def test_what_the_server_never_takes_is_a_dead_letter(
 
 
 @pytest.mark.rule("C7")
-async def test_no_client_takes_the_place_of_the_forwarder(
-    tmp_path: Path, server: tuple[str, Client]
-) -> None:
+async def test_no_client_takes_the_place_of_the_forwarder(tmp_path: Path, server: tuple[str, Client]) -> None:
     url, client = server
     async with mediator(tmp_path, url) as admin:
         for name in ("box", "mine"):
