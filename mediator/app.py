@@ -504,8 +504,8 @@ def _fit_to_open_files(settings: Settings) -> Settings:
         else:
             changed[option] = allowed[name]
     if limited:
-        files = sum(wanted.values()) + OWN_FILES
-        say("fewer connections: open files are limited", limited=limited, to_raise=f"ulimit -n {files}")
+        remedy = f"ulimit -n {sum(wanted.values()) + OWN_FILES}"
+        say("fewer connections: open files are limited", limited=limited, remedy=remedy)
     return settings.model_copy(update=changed)
 
 

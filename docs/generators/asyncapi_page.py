@@ -1,9 +1,10 @@
 """Writes the NATS verbs as a page, from the AsyncAPI document: subjects, headers, fields of requests and replies."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from docs.generators import asyncapi
+from docs.generators.schemas import kind_of
 
 Json = dict[str, Any]
 
@@ -81,21 +82,8 @@ def _rows(before: str, schema: Json) -> Iterator[tuple[str, str, str]]:
             yield from _rows(f"{before}{name}.", each)
         else:
             needed = ", always" if name in schema.get("required", ()) else ""
-            yield f"{before}{name}", _kind(each) + needed, each.get("description", "").replace("|", "\\|")
-
-
-def _kind(schema: Mapping[str, Any]) -> str:
-    if "$ref" in schema:
-        name = schema["$ref"].rpartition("/")[2]
-        return f"[{name}](#{name.lower()})"
-    if "anyOf" in schema:
-        return " or ".join(_kind(each) for each in schema["anyOf"])
-    if "enum" in schema:
-        return ", ".join(f"`{word}`" for word in schema["enum"])
-    if schema.get("type") == "array":
-        return f"list of {_kind(schema['items'])}" if schema.get("items") else "list"
-    bounds = f", from {schema['minimum']}" if "minimum" in schema else ""
-    bounds += f" to {schema['maximum']}" if "maximum" in schema else ""
-    bounds += f", lowered to {schema['x-lowered-to']}" if "x-lowered-to" in schema else ""
-    bounds += f", at most {schema['maxLength']} characters" if "maxLength" in schema else ""
-    return f"{schema.get('type', 'any')}{bounds}"
+            yield (
+                f"{before}{name}",
+                kind_of(each, bounds=True) + needed,
+                each.get("description", "").replace("|", "\\|"),
+            )

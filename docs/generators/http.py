@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from docs.generators.schemas import kind_of
 from registry.api.openapi import document
 
 Json = dict[str, Any]
@@ -47,11 +48,11 @@ def write() -> str:
             lines += ["| Parameter | In | Type | Meaning |", "|---|---|---|---|"]
             for each in parameters:
                 text = each.get("description", "")
-                lines.append(f"| `{each['name']}` | {each['in']} | {_kind(each['schema'])} | {text} |")
+                lines.append(f"| `{each['name']}` | {each['in']} | {kind_of(each['schema'])} | {text} |")
             lines.append("")
         if "requestBody" in operation:
             schema = operation["requestBody"]["content"]["application/json"]["schema"]
-            lines += [f"Body, as `application/json`: {_kind(schema)}.", ""]
+            lines += [f"Body, as `application/json`: {kind_of(schema)}.", ""]
         refused = [status for status, answer in operation["responses"].items() if _is_error(answer)]
         lines += ["| Status | Answer |", "|---|---|"]
         for status, answer in sorted(operation["responses"].items()):
@@ -67,14 +68,14 @@ def write() -> str:
             lines += [text, ""]
         for part in schema.get("allOf", []):
             if "$ref" in part:
-                lines += [f"Has the fields of {_kind(part)}.", ""]
+                lines += [f"Has the fields of {kind_of(part)}.", ""]
         fields = dict(schema.get("properties", {}))
         for part in schema.get("allOf", []):
             fields |= part.get("properties", {})
         if fields:
             lines += ["| Field | Type | Meaning |", "|---|---|---|"]
             for field, each in fields.items():
-                lines.append(f"| `{field}` | {_kind(each)} | {each.get('description', '')} |")
+                lines.append(f"| `{field}` | {kind_of(each)} | {each.get('description', '')} |")
             lines.append("")
         if "pattern" in schema:
             lines += [f"Text that matches `{schema['pattern']}`.", ""]
@@ -91,26 +92,10 @@ def operations(described: Json) -> Iterator[tuple[str, str, Json]]:
 
 def _answer(answer: Json) -> str:
     content = answer.get("content", {}).get("application/json")
-    kind = f" {_kind(content['schema'])}" if content else ""
+    kind = f" {kind_of(content['schema'])}" if content else ""
     return f"{answer['description']}{kind}"
 
 
 def _is_error(answer: Json) -> bool:
     content = answer.get("content", {}).get("application/json", {})
     return bool(content.get("schema", {}).get("$ref", "").endswith("/Error"))
-
-
-def _kind(schema: Json) -> str:
-    if "$ref" in schema:
-        name = schema["$ref"].rpartition("/")[2]
-        return f"[{name}](#{name.lower()})"
-    if "anyOf" in schema:
-        return " or ".join(_kind(each) for each in schema["anyOf"])
-    if "enum" in schema:
-        return ", ".join(f"`{word}`" for word in schema["enum"])
-    if "const" in schema:
-        return f"`{schema['const']}`" if schema["const"] else '`""`'
-    kind = schema.get("type", "any")
-    if kind == "array":
-        return f"list of {_kind(schema['items'])}"
-    return " or ".join(kind) if isinstance(kind, list) else str(kind)
