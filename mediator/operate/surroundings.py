@@ -57,6 +57,8 @@ class Surroundings:
         self._certificates = certificates
         self._urls: list[PublicUrl] = []
         self._skew = 0.0
+        self._looked = False
+        self._looking = asyncio.Lock()
 
     def watch_url(self, option: str, url: str, proof: Callable[[], str]) -> None:
         """Check from now on that a URL of the settings leads here; see :class:`PublicUrl`."""
@@ -64,6 +66,10 @@ class Surroundings:
 
     async def look(self) -> None:
         """Look at everything once."""
+        async with self._looking:
+            await self._look()
+
+    async def _look(self) -> None:
         await asyncio.gather(self._compare_clocks(), *(self._try(each) for each in self._urls))
         now = datetime.now(UTC)
         files = await asyncio.to_thread(lambda: dict(read_certificates(self._certificates)))
@@ -74,6 +80,7 @@ class Surroundings:
                 ends[each.option] = each.certificate_ends
         for option, end in ends.items():
             self._metrics.certificate_seconds.labels(option).set((end - now).total_seconds())
+        self._looked = True
 
     async def _compare_clocks(self) -> None:
         # What is wrong with the store is for the health check to say.
@@ -93,7 +100,11 @@ class Surroundings:
         watched.problem = problem
 
     async def examine(self) -> list[Finding]:
-        """Return what the last look found."""
+        """Return what the last look found; the first one is waited for, at most 22 s: silence is no good news."""
+        if not self._looked:
+            async with self._looking:
+                if not self._looked:
+                    await self._look()
         return [*self._examine_urls(), *self._examine_clock()]
 
     def _examine_urls(self) -> Iterator[Finding]:

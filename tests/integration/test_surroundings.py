@@ -1,5 +1,6 @@
 """What no request shows: where the public URL leads, when its certificate expires, how clocks differ."""
 
+import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -84,6 +85,30 @@ async def test_a_url_that_leads_elsewhere_is_a_problem(tmp_path: Path, answer: w
         (found,), metrics = await look(inner, f"http://127.0.0.1:{port}")
         assert (found.level, found.link, up(metrics)) == (Level.PROBLEM, "/settings", 0)
         assert said in found.text
+
+
+async def test_whoever_asks_early_gets_what_the_first_look_finds(tmp_path: Path) -> None:
+    asked, go = asyncio.Event(), asyncio.Event()
+
+    async def answer(_request: web.BaseRequest) -> web.Response:
+        asked.set()
+        await go.wait()
+        return web.Response(status=502)
+
+    runner, port = web.ServerRunner(web.Server(answer)), free_port()
+    async with core(tmp_path) as inner:
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", port).start()
+        watch = Surroundings(inner.broker, Metrics(), {})
+        watch.watch_url(OPTION, f"http://127.0.0.1:{port}", lambda: PROOF)
+        first = asyncio.create_task(watch.look())
+        await asked.wait()
+        early = asyncio.create_task(watch.examine())
+        go.set()
+        (found,) = await early
+        assert found.code == f"unreachable_{OPTION}"
+        await first
+        await runner.cleanup()
 
 
 async def test_nobody_there_is_a_problem(tmp_path: Path) -> None:
