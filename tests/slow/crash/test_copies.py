@@ -136,7 +136,11 @@ class Senders:
         senders = [asyncio.create_task(self._send(client)) for _ in range(SENDERS)]
         await self._enough.wait()
         await service.kill()
-        await asyncio.gather(*senders)
+        # Nobody answers them any more.
+        for sender in senders:
+            sender.cancel()
+        for ended in await asyncio.gather(*senders, return_exceptions=True):
+            assert isinstance(ended, asyncio.CancelledError | None), ended
 
     async def _send(self, client: Client) -> None:
         while True:
