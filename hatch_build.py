@@ -30,6 +30,11 @@ class PackHook(BuildHookInterface[Any]):
         for made in (model, libraries):
             if not made.is_packed(Path(self.root)):
                 made.pack(Path(self.root))
+        if self.target_name == "wheel" and version == "standard":
+            docs = Path(self.root) / "docs"
+            # The console shows them.
+            for path in (*docs.rglob("*.md"), *(docs / "pictures").iterdir()):
+                build_data["force_include"][str(path)] = f"mediator/_docs/{path.relative_to(docs)}"
         from_sdist = (Path(self.root) / "PKG-INFO").exists()
         if self.target_name == "sdist" or (from_sdist and version == "standard"):
             client = tomllib.loads((Path(self.root) / "packages" / "client" / "pyproject.toml").read_text())

@@ -15,6 +15,7 @@ from multidict import MultiDict
 
 from mediator.broker import Broker
 from mediator.console.console import Console
+from mediator.console.documentation import DOCUMENTATION_PAGES
 from mediator.console.mailbox_pages import MailboxPages
 from mediator.console.pages import Page, Shown, Visit
 from mediator.console.streams import Broadcast, event
@@ -455,7 +456,7 @@ def add_core_pages(console: Console, activity: Activity, broker: Broker) -> Call
     overview, mailboxes = Overview(console, activity), MailboxPages(console, broker)
     api = Page("/api", "Admin API", _show_api, "Service", guide="howto/operators")
     pages = (*overview.pages(), *mailboxes.pages(), *COPY_PAGES, *ALARM_PAGES, *TENANT_PAGES, *AUDIT_PAGES)
-    pages = (*pages, *SETTINGS_PAGES, *CLEANUP_PAGES, *CHECKS_PAGES, *LOG_PAGES, api)
+    pages = (*pages, *SETTINGS_PAGES, *CLEANUP_PAGES, *CHECKS_PAGES, *LOG_PAGES, api, *DOCUMENTATION_PAGES)
     console.add_pages("console", Path(__file__).with_name("templates"), *pages)
 
     async def write_sign_in(view: SignInView) -> str:

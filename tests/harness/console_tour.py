@@ -49,6 +49,7 @@ PAGES = {
     "log": "/console/log",
     "try": "/console/try",
     "settings": "/console/settings",
+    "documentation": "/console/docs/howto/backup",
     "agents": "/console/agents?request=Cook+soup+for+forty+guests.+Warn+me+of+floods.",
     "agent": "/console/agents/default/own.soup.scale",
     "nothing": f"{BOX}0",

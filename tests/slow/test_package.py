@@ -120,7 +120,7 @@ def service(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         running.discard()
 
 
-def test_the_wheel_holds_types_and_migrations(built: Path) -> None:
+def test_the_wheel_holds_types_migrations_and_docs(built: Path) -> None:
     own, clients = names_in(wheel_of(built)), names_in(wheel_of(built, CLIENT))
     assert own & clients == set()
     names = own | {name for name in clients if name.startswith("mediator/")}
@@ -134,6 +134,8 @@ def test_the_wheel_holds_types_and_migrations(built: Path) -> None:
     migrations = {f"mediator/_migrations/{file.name}" for file in (ROOT / "migrations").glob("[0-9]*.py")}
     assert migrations
     assert migrations <= names
+    assert {"mediator/_docs/howto/backup.md", "mediator/_docs/pictures/overview.svg"} <= names
+    assert not [name for name in names if name.startswith("mediator/_docs/") and name.endswith(".py")]
     # Spark finds a data source by a module of this name.
     assert {name.split("/")[0] for name in names} == {
         *PACKAGES,
