@@ -6,14 +6,18 @@ Two instances, their gateways and all clients connect to the cluster; nobody res
 import asyncio
 import base64
 import contextlib
+import json
 import random
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
+from nats import connect
+from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
 
 from mediator.nats.server import find_binary
@@ -117,6 +121,7 @@ async def running(services: Services, database: str, nats_urls: list[str], gatew
     for number, (nats_url, gateway) in enumerate(zip(nats_urls, gateways, strict=True)):
         service = services.new(f"instance-{number}", database_url=database, nats_url=nats_url)
         service.environment |= {"MEDIATOR_DIDCOMM__KEY": key, "MEDIATOR_GATEWAY__LISTEN": gateway}
+        service.environment |= {"MEDIATOR_INSTANCE": f"instance-{number}"}
         service.start()
     await all_ready(services.all)
     return services.all
@@ -191,6 +196,43 @@ async def test_a_server_that_hangs_is_left(database: str, nats: NatsCluster, ser
     await all_ready(instances)
     await until(are_answered)
     assert answered <= {item["msg_id"] for item in await client.query_all("box")}
+
+
+@pytest.mark.rule("N12")
+async def test_nats_tools_find_every_instance(
+    database: str, nats: NatsCluster, services: Services, stack: AsyncExitStack
+):
+    await running(services, database, nats.urls[:2], [f"127.0.0.1:{free_port()}" for _ in range(2)])
+    names = {"instance-0", "instance-1"}
+    for url in nats.urls:
+        client = await connect(url)
+        stack.push_async_callback(client.close)
+        answers = await discovered(client, "STATS.mq9")
+        assert set(answers) == names
+        before = counted(answers)
+        created = await client.request("$mq9.AI.MAILBOX.CREATE", b"{}", timeout=20)
+        assert not json.loads(created.data)["error"]
+        # Either instance may have been asked.
+        assert counted(await discovered(client, "STATS")) == before + 1
+        for name in names:
+            pong = await client.request(f"$SRV.PING.mq9.{name}", b"", timeout=20)
+            assert json.loads(pong.data)["metadata"]["instance"] == name
+
+
+async def discovered(client: NatsClient, question: str) -> dict[str, dict[str, Any]]:
+    """Return what both instances answer to a question of NATS's tools (ADR-32), by the instance."""
+    inbox = client.new_inbox()
+    answers = await client.subscribe(inbox)
+    await client.publish(f"$SRV.{question}", b"", reply=inbox)
+    read = [json.loads((await answers.next_msg(20)).data) for _ in range(2)]
+    return {answer["metadata"]["instance"]: answer for answer in read}
+
+
+def counted(answers: Mapping[str, Mapping[str, Any]]) -> int:
+    """Return how many CREATEs all instances counted."""
+    return sum(
+        each["num_requests"] for answer in answers.values() for each in answer["endpoints"] if each["name"] == "CREATE"
+    )
 
 
 async def all_ready(instances: list[Service]) -> None:
