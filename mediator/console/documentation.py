@@ -5,15 +5,16 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from posixpath import normpath
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
-from markdown_it import MarkdownIt
-from markdown_it.token import Token
 from markupsafe import Markup
 
 from mediator.console.pages import Page, Shown, Visit
 from mediator.console.tables import HOME
+
+if TYPE_CHECKING:
+    from markdown_it.token import Token
 
 _SHIPPED: Final = Path(__file__).parents[1] / "_docs"
 _CHECKOUT: Final = Path(__file__).parents[2] / "docs"
@@ -63,6 +64,8 @@ def title(name: str) -> str:
 @cache
 def read(name: str) -> Markup:
     """Return a page as HTML. Its links to other pages and pictures lead to those of the console."""
+    from markdown_it import MarkdownIt
+
     parser = MarkdownIt("commonmark").enable("table")
     tokens = [token for token in parser.parse(_text(name)) if not token.info.startswith("{")]
     slugs = dict[str, int]()
@@ -81,7 +84,7 @@ def _text(name: str) -> str:
     return (directory() / f"{name}.md").read_text(encoding="utf-8")
 
 
-def _slug(heading: Token, used: dict[str, int]) -> str:
+def _slug(heading: "Token", used: dict[str, int]) -> str:
     """Return the anchor that GitHub and the site give a heading."""
     text = "".join(child.content for child in heading.children or [] if child.type in ("text", "code_inline"))
     slug = re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
@@ -89,7 +92,7 @@ def _slug(heading: Token, used: dict[str, int]) -> str:
     return f"{slug}-{count}" if count else slug
 
 
-def _lead(tokens: Sequence[Token], name: str) -> None:
+def _lead(tokens: Sequence["Token"], name: str) -> None:
     """Have links and pictures of a page lead to the console; a link to what does not come along is its text alone."""
     for number, token in enumerate(tokens):
         if token.type == "image":

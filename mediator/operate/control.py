@@ -76,8 +76,8 @@ class ControlServer:
             task.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)
         await server.wait_closed()
-        # Another service may have replaced the socket.
-        with suppress(FileNotFoundError):
+        # Another service may have replaced the socket; one that cannot be removed is replaced at the next start.
+        with suppress(OSError):
             if self._path.stat().st_ino == self._inode:
                 self._path.unlink()
 

@@ -502,12 +502,27 @@ async def test_a_read_only_folder_is_reported_and_written_again(disk: Path) -> N
             assert "Read-only file system" in report.checks["journal"]
             acknowledged.append(await send(service.broker, b"meanwhile"))
         finally:
-            await asyncio.to_thread(subprocess.run, ["umount", disk], check=True)
+            # Lazily: the service may have a file open there just now.
+            await asyncio.to_thread(subprocess.run, ["umount", "-l", disk], check=True)
         assert (await send_command(disk, "journal-rotate"))["error"] == ""
         assert (await service.health.report()).ready
         acknowledged.append(await send(service.broker, b"after"))
         assert acknowledged == [0, 1, 2]
         assert await stored(service.broker) == [b"before", b"meanwhile", b"after"]
+
+
+@pytest.mark.rule("A9")
+async def test_a_service_whose_folder_became_read_only_stops(disk: Path) -> None:
+    settings = make_settings(data_dir=disk, nats="127.0.0.1:0", http="127.0.0.1:0", **QUIET)
+    try:
+        async with open_service(settings) as service:
+            await create(service.broker)
+            mount("--bind", disk, disk)
+            mount("-o", "remount,bind,ro", disk)
+    finally:
+        await asyncio.to_thread(subprocess.run, ["umount", "-l", disk], check=True)
+    async with open_service(settings) as service:
+        assert await send(service.broker, b"after") == 0
 
 
 @pytest.mark.rule("A8", "A9")

@@ -112,6 +112,9 @@ async def test_a_handshake_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_a_server_that_does_not_greet_is_left_closed(recwarn: pytest.WarningsRecorder) -> None:
+    # What tests before it left is not its own.
+    gc.collect()
+    recwarn.clear()
     writers: list[asyncio.StreamWriter] = []
 
     async def talk(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
