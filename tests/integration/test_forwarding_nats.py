@@ -13,6 +13,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.api import StreamConfig
 
+from mediator.nats import connection
 from tests.harness.app import App, app
 from tests.harness.external import nats_server
 from tests.harness.waiting import until
@@ -141,7 +142,7 @@ async def _says(state: Any, text: str) -> bool:
 
 
 @pytest.mark.rule("C7")
-async def test_the_position_survives_restarts_of_both(tmp_path: Path) -> None:
+async def test_the_position_survives_restarts_of_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Mail that comes while the other server is away is published by the next life of the service."""
     async with jetstream(tmp_path) as (url, client):
         await add_stream(client)
@@ -152,6 +153,7 @@ async def test_the_position_survives_restarts_of_both(tmp_path: Path) -> None:
             await send(admin.app, "MSG.SEND.box", b"0")
             await until(lambda: _has(client, 1))
     async with mediator(tmp_path, url) as admin:
+        monkeypatch.setattr(connection, "CONNECT_SECONDS", 1)
         for number in (b"1", b"2"):
             await send(admin.app, "MSG.SEND.box", number)
 
@@ -281,12 +283,13 @@ async def test_without_another_server_it_is_that_of_the_service(tmp_path: Path) 
 
 
 @pytest.mark.rule("C7")
-async def test_the_login_is_told_nowhere(tmp_path: Path) -> None:
+async def test_the_login_is_told_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = 'authorization { user: "mediator", password: "right" }'
     async with (
         nats_server(tmp_path, config) as (port, _),
         mediator(tmp_path, f"nats://mediator:unguessed@127.0.0.1:{port}") as admin,
     ):
+        monkeypatch.setattr(connection, "CONNECT_SECONDS", 1)
         await admin.app.done("MAILBOX.CREATE", {"name": "box"})
         await admin.done("POST", RULES, {"name": "all", "to_subject": SUBJECT})
         await send(admin.app, "MSG.SEND.box", b"x")
