@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from mediator.mailboxes.address import PUBLIC
+from mediator.mailboxes.appending import append
 from mediator.mailboxes.events import Event, EventType
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Mailbox, NewMailbox
 from mediator.mailboxes.message import HIDDEN_ID, Draft, Message
-from mediator.mailboxes.showing import show
 from mediator.mailboxes.transaction import Transaction
 
 ENDED = Lane.LOW
@@ -120,7 +120,7 @@ def _put(tx: Transaction, board: Mailbox, draft: Draft, expire_at: int | None, n
         key=draft.key,
         tags=draft.tags,
     )
-    show(tx, board, message, False, now, EventType.STORED)
+    append(tx, board, message, False, now, EventType.STORED)
 
 
 def _json(fields: dict[str, Any]) -> bytes:

@@ -4,13 +4,13 @@ from dataclasses import replace
 from typing import Final
 
 from mediator.errors import MessageTooLargeError
+from mediator.mailboxes.appending import remove
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.events import Event, EventType
 from mediator.mailboxes.mailbox import Kind, Mailbox, NewMailbox
 from mediator.mailboxes.message import Door, Draft, Handle
 from mediator.mailboxes.quotas import Quotas
 from mediator.mailboxes.sending import Send, send
-from mediator.mailboxes.showing import remove
 from mediator.mailboxes.transaction import Transaction
 
 HIDDEN: Final = "$broadcast"

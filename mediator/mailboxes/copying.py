@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from mediator.errors import ArchiveBacklogFullError, BadRequestError, CopyRefusedError, QuotaExceededError
 from mediator.mailboxes import forwarding
 from mediator.mailboxes.address import is_generated
+from mediator.mailboxes.appending import append, remove
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.copy_rule import COPY_KEY, COPY_OF, MAX_RULES, CopyRule, WhenFull, check
 from mediator.mailboxes.creating import get_live_mailbox
@@ -13,7 +14,6 @@ from mediator.mailboxes.events import EventType
 from mediator.mailboxes.mailbox import Kind, Mailbox
 from mediator.mailboxes.message import Door, Message, count_bytes_around
 from mediator.mailboxes.quotas import Quotas
-from mediator.mailboxes.showing import remove, show
 from mediator.mailboxes.transaction import Transaction
 
 FORGET_SLICE = 1000
@@ -72,7 +72,7 @@ def plan(
 
 def store(tx: Transaction, copy: Copy, now: int) -> None:
     """Store a copy, right behind its original."""
-    show(tx, copy.target, copy.message, copy.target.archive, now, EventType.STORED)
+    append(tx, copy.target, copy.message, copy.target.archive, now, EventType.STORED)
     tx.copy_rules.count(copy.rule, "copied")
 
 

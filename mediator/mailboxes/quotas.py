@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from mediator.errors import QuotaExceededError
+from mediator.mailboxes.appending import remove
 from mediator.mailboxes.bounds import Quota
 from mediator.mailboxes.events import EventType
 from mediator.mailboxes.mailbox import Mailbox
 from mediator.mailboxes.message import Usage
-from mediator.mailboxes.showing import remove
 from mediator.mailboxes.transaction import Transaction
 
 REFRESH = 10_000

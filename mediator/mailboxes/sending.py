@@ -6,13 +6,13 @@ from types import MappingProxyType
 
 from mediator.errors import ArchiveBacklogFullError, BadRequestError, MessageTooLargeError
 from mediator.mailboxes import copying
+from mediator.mailboxes.appending import append
 from mediator.mailboxes.bounds import DEDUP_SPAN, Bounds
 from mediator.mailboxes.creating import get_sendable_mailbox
 from mediator.mailboxes.events import Event, EventType
 from mediator.mailboxes.mailbox import Kind, Mailbox
 from mediator.mailboxes.message import HIDDEN_ID, Delayed, Door, Draft, Message
 from mediator.mailboxes.quotas import Quotas
-from mediator.mailboxes.showing import show
 from mediator.mailboxes.transaction import Transaction
 
 RELEASE_BYTES = 1 << 20
@@ -90,7 +90,7 @@ def send(
     rules = tx.copy_rules.of(mailbox.tenant)
     copies = copying.plan(tx, bounds, quotas, rules, mailbox, message, request.door, now) if rules else ()
     if due_at is None:
-        show(tx, mailbox, message, archive, now, EventType.STORED)
+        append(tx, mailbox, message, archive, now, EventType.STORED)
         for copy in copies:
             copying.store(tx, copy, now)
     else:
@@ -152,7 +152,7 @@ def release(tx: Transaction, now: int, limit: int, *, trusted: bool = True) -> R
             tx.events.append(Event(*expired, message.lane, HIDDEN_ID, message.size, message.sent_at))
             continue
         copied_by, message.copy_rules = message.copy_rules, ()
-        show(tx, mailbox, message, delayed.archive, now, EventType.RELEASED)
+        append(tx, mailbox, message, delayed.archive, now, EventType.RELEASED)
         if copied_by:
             copying.store_released(tx, mailbox, message, copied_by, now)
         # A dedup id that expired may name a newer message by now.

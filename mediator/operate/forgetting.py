@@ -9,10 +9,10 @@ from mediator.cleanup.collector import CleanupStep
 from mediator.errors import BadRequestError
 from mediator.mailboxes import collecting, copying, creating
 from mediator.mailboxes.address import PUBLIC, is_send_only, writable_address
+from mediator.mailboxes.appending import remove
 from mediator.mailboxes.events import EventType
 from mediator.mailboxes.mailbox import Mailbox
 from mediator.mailboxes.message import HIDDEN_ID
-from mediator.mailboxes.showing import remove
 from mediator.operate.audit import AuditLog
 from mediator.operate.mailbox_operations import read_place
 from mediator.operate.operations import (

@@ -1,4 +1,4 @@
-"""Makes a message visible: it gets its msg_id and replaces older messages where it must (A3, S2)."""
+"""Puts a message into its mailbox: it gets its msg_id and replaces older messages where it must (A3, S2)."""
 
 from collections.abc import Sequence
 
@@ -10,8 +10,8 @@ from mediator.mailboxes.transaction import Transaction
 KEEP_ONE_SLICE = 1000
 
 
-def show(tx: Transaction, mailbox: Mailbox, message: Message, archive: bool, now: int, what: EventType) -> None:
-    """Make a message visible; ``what`` is STORED or RELEASED, ``archive`` also copies it to the outbox."""
+def append(tx: Transaction, mailbox: Mailbox, message: Message, archive: bool, now: int, what: EventType) -> None:
+    """Append a message, which makes it visible; ``what`` is STORED or RELEASED, ``archive``: to the outbox too."""
     if mailbox.kind is Kind.LATEST:
         while older := tx.messages.first(mailbox, KEEP_ONE_SLICE):
             remove(tx, mailbox, older, now, EventType.COMPACTED)
