@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -28,7 +29,14 @@ def _cpu_seconds(pid: int, alone: bool) -> float:
     # In nanoseconds instead of hundredths of a second, but without threads that have ended.
     tasks = Path(f"/proc/{pid}/task").iterdir()
     own = max(own, sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9)
-    return own if alone else own + ended + sum(_cpu_seconds(child, False) for child in children(pid))
+    return own if alone else own + ended + sum(_cpu_seconds_of_child(child) for child in children(pid))
+
+
+def _cpu_seconds_of_child(pid: int) -> float:
+    # It may have ended since it was listed.
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return _cpu_seconds(pid, False)
+    return 0.0
 
 
 def resident_mb(pid: int) -> float:
