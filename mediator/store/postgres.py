@@ -210,7 +210,10 @@ class PostgresStore:
             " WHERE %s = 'off' OR current_setting('synchronous_commit') <> 'remote_apply'",
             (synced := "on" if self._syncs else "off", synced),
         )
-        _configure(connection, _SESSION | {"lock_timeout": f"{LOCK_SECONDS}s"})
+        # Statements on arrays seem cheaper with few values than with ten, so the server would plan each of them anew:
+        # for a small batch that costs more than to run them.
+        limits = {"plan_cache_mode": "force_generic_plan", "lock_timeout": f"{LOCK_SECONDS}s"}
+        _configure(connection, _SESSION | limits)
         self._process = _server_process(connection)
         return connection
 

@@ -202,6 +202,20 @@ def test_senders_on_several_instances_get_ids_without_gaps(store, instances, ope
             assert theirs == sorted(theirs)
 
 
+@pytest.mark.rule("A8")
+def test_the_server_plans_no_statement_of_a_small_batch_anew(store):
+    create(store, "a", "b")
+    for _ in range(10):
+        with store.transaction([(TENANT, "a"), (TENANT, "b")]) as tx:
+            send(tx, "a")
+            send(tx, "b")
+    with store.transaction() as tx:
+        plans = "SELECT sum(generic_plans)::bigint, sum(custom_plans)::bigint FROM pg_prepared_statements"
+        generic, custom = tx.session.one(plans)
+    assert generic >= 10 * len(("prefetch", "insert", "update"))
+    assert custom == 0
+
+
 @pytest.mark.rule("A3")
 def test_one_mailbox_shared_by_all_instances(store, instances):
     create(store, "a")
