@@ -399,9 +399,9 @@ class MediationBroker:
             self.broker.trace.delivered(messages, connection.address, "didcomm")
         return messages
 
-    async def find_relayed(self, mailbox_keys: Sequence[MailboxKey]) -> list[Connection | None]:
-        """Return for each mailbox the connection it was granted to; None for mailboxes of others."""
-        return await self.read(lambda tx, _now: [listing.connection_of(tx, key) for key in mailbox_keys])
+    async def find_relayed(self, mailbox_keys: Sequence[MailboxKey]) -> dict[MailboxKey, Connection]:
+        """Return the connections that these mailboxes were granted to; mailboxes of others are not in it."""
+        return await self.read(lambda tx, _now: tx.connections.of_mailboxes(mailbox_keys))
 
     async def list_waiting(self, tenant: str, after: int, limit: int) -> tuple[list[Connection], int | None]:
         """Return those of the next ``limit`` connections with mail and an endpoint, and where the next page begins."""

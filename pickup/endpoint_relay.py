@@ -139,7 +139,8 @@ class EndpointRelay:
                 self._wakeup.set()
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
-            for key, holder in zip(keys, holders, strict=True):
+            for key in keys:
+                holder = holders.get(key)
                 if holder is None or not _has_endpoint(holder):
                     self._idle.add(key)
                 else:

@@ -6,7 +6,7 @@ A *dialect* is a connection to the database, which the store brings: nothing her
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from itertools import islice
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from mediator.mailboxes import rows
 from mediator.mailboxes.address import SendOnlyAddresses
@@ -19,6 +19,8 @@ from mediator.mailboxes.message import Message
 from mediator.mailboxes.rows import KeptMailbox, Row
 
 T = TypeVar("T")
+Keys: TypeAlias = Sequence[int | str]
+"""What rows are looked up by."""
 
 SHARE_FROM = 4096
 """Bytes from which a payload that one transaction sends to several mailboxes is kept once."""
@@ -62,8 +64,8 @@ class Dialect(Protocol):
     def budgeted(self, source: str, parameters: Sequence[Any], order: str, limit: int, budget: int) -> Iterator[Row]:
         """Read MESSAGE columns from ``source``, a table with its WHERE; no payloads much beyond the byte budget."""
 
-    def any_of(self, column: str, values: Sequence[int]) -> tuple[str, Sequence[Any]]:
-        """Return a condition that holds when the column is one of the values, and its parameters."""
+    def any_of(self, column: str, values: Keys) -> tuple[str, Sequence[Any]]:
+        """Return a condition that holds when the column is one of the values, at least one, and its parameters."""
 
     def has_tag(self) -> str:
         """Return a condition with one place that holds when the column ``tags`` has the tag."""
@@ -107,7 +109,7 @@ def send_only_addresses(dialect: Dialect) -> SendOnlyAddresses:
     return dialect.send_only
 
 
-def chunks(values: Sequence[int], size: int = 500) -> list[Sequence[int]]:
+def chunks(values: Sequence[T], size: int = 500) -> list[Sequence[T]]:
     """Split parameters so that no statement has too many."""
     return [values[start : start + size] for start in range(0, len(values), size)]
 
@@ -427,7 +429,7 @@ class Table:
         self._execute = session.dialect.execute
 
     def _for_each(
-        self, sql: str, column: str, values: Sequence[int], before: Sequence[Any] = (), after: Sequence[Any] = ()
+        self, sql: str, column: str, values: Keys, before: Sequence[Any] = (), after: Sequence[Any] = ()
     ) -> list[Row]:
         """Run a statement over many values and return all rows; ``{among}`` in it says that a column is one of them.
 

@@ -23,6 +23,7 @@ from mediator.mailboxes.session import (
     EMPTY_LANES,
     MESSAGE_COLUMNS,
     Counts,
+    Keys,
     MailboxCache,
     Session,
     UnflushedPositions,
@@ -446,9 +447,9 @@ class PostgresDialect:
         )
         yield from self.execute(sql, (*parameters, limit, max(budget, 1)))
 
-    def any_of(self, column: str, values: Sequence[int]) -> tuple[str, Sequence[Any]]:
+    def any_of(self, column: str, values: Keys) -> tuple[str, Sequence[Any]]:
         """Compare with an array."""
-        return f"{column} = ANY(?)", (BigInts(values),)
+        return f"{column} = ANY(?)", (_array(values),)
 
     def has_tag(self) -> str:
         """Search for the tag between commas."""

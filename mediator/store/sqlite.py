@@ -21,7 +21,7 @@ from mediator.mailboxes.claims import Claims
 from mediator.mailboxes.copy_rule import UNREAD, CopyRuleCache
 from mediator.mailboxes.mailbox import MailboxKey
 from mediator.mailboxes.rows import MESSAGE, KeptMailbox, Row
-from mediator.mailboxes.session import MESSAGE_COLUMNS, Counts, MailboxCache, Session, UnflushedPositions
+from mediator.mailboxes.session import MESSAGE_COLUMNS, Counts, Keys, MailboxCache, Session, UnflushedPositions
 from mediator.store.base import Integrity, Pool, Transaction
 from mediator.store.migrate import NO_PARTS, migrate
 from mediator.store.sqlite_file import (
@@ -439,7 +439,7 @@ class SqliteDialect:
         sql = f"SELECT {MESSAGE} FROM {source} ORDER BY {order} LIMIT ?"
         return self.connection.execute(sql, (*parameters, limit))
 
-    def any_of(self, column: str, values: Sequence[int]) -> tuple[str, Sequence[Any]]:
+    def any_of(self, column: str, values: Keys) -> tuple[str, Sequence[Any]]:
         """Compare with a list of parameters."""
         return f"{column} IN ({', '.join('?' * len(values))})", values
 

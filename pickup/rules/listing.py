@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from mediator.errors import NoSuchConnectionError, NotEnrolledError
 from mediator.mailboxes.address import finds_address
-from mediator.mailboxes.mailbox import Kind, Mailbox, MailboxKey
+from mediator.mailboxes.mailbox import Mailbox
 from pickup.rules import granting, message_queue
 from pickup.rules.names import canonical
 from pickup.rules.records import Connection, ConnectionUse, PushDevice, Route
@@ -109,14 +109,6 @@ def _view(
 ) -> ConnectionView:
     mailbox, use = granting.find_mailbox(tx, connection, now), uses.get(connection.no) or ConnectionUse(connection.no)
     return ConnectionView(connection, mailbox, tx.routes.count(connection), use)
-
-
-def connection_of(tx: MediationTransaction, mailbox_key: MailboxKey) -> Connection | None:
-    """Return the connection that a mailbox was granted to; None for any other mailbox."""
-    mailbox = tx.mailboxes.find(*mailbox_key)
-    if mailbox is None or mailbox.kind is not Kind.MEDIATION:
-        return None
-    return tx.connections.of_mailbox(mailbox.no)
 
 
 def waiting(

@@ -5,13 +5,15 @@ are not locked by a look, since every forward looks; what changes one says whose
 mailbox and a connection names the key of the mailbox when the transaction begins.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import orjson
 
 from mediator.errors import UnavailableError
+from mediator.mailboxes.mailbox import Kind, MailboxKey
 from mediator.mailboxes.rows import Row
 from mediator.mailboxes.session import Session, Table, chunks, table
 from mediator.mailboxes.transaction import Transaction
@@ -78,6 +80,24 @@ class Connections(Table):
         """Return the connection that was granted the mailbox."""
         row = self._dialect.first(f"{_CONNECTION} WHERE mailbox_no = ?", (mailbox_no,))
         return None if row is None else _connection(row)
+
+    def of_mailboxes(self, mailbox_keys: Collection[MailboxKey]) -> dict[MailboxKey, Connection]:
+        """Return the connections that were granted these mailboxes, by the keys of those that were granted to one."""
+        of_tenants: defaultdict[str, list[str]] = defaultdict(list)
+        for tenant, address in mailbox_keys:
+            of_tenants[tenant].append(address)
+        found: dict[int, MailboxKey] = {}
+        for tenant, addresses in of_tenants.items():
+            rows = self._for_each(
+                "SELECT no, address FROM mailbox WHERE tenant = ? AND {among} AND kind = ?",
+                "address",
+                addresses,
+                (tenant,),
+                (Kind.MEDIATION.value,),
+            )
+            found |= {no: (tenant, address) for no, address in rows}
+        granted = map(_connection, self._for_each(f"{_CONNECTION} WHERE {{among}}", "mailbox_no", list(found)))
+        return {found[one.mailbox_no]: one for one in granted if one.mailbox_no is not None}
 
     def _first(self, wanted: str, *parameters: Any) -> Connection | None:
         row = self._dialect.first(f"{_CONNECTION} WHERE {wanted} {self._session.dialect.lock()}", parameters)

@@ -136,6 +136,25 @@ def test_who_is_not_connected_is_not_found(store):
 
 
 @pytest.mark.rule("D8")
+def test_connections_are_found_by_the_keys_of_their_mailboxes(store):
+    with within(store.transaction(), MediationTransaction) as tx:
+        granted = []
+        for tenant, caller in ((TENANT, ALICE), (TENANT, BOB), ("other", ALICE)):
+            mailbox = add(tx, f"box of {caller}", tenant=tenant, kind=Kind.MEDIATION)
+            connection = replace(connect(tx, caller, tenant), mailbox_no=mailbox.no, address=mailbox.address)
+            tx.connections.save(connection)
+            granted.append((mailbox.key, connection))
+        plain = add(tx, "plain")
+        tx.connections.save(replace(connect(tx, "c"), mailbox_no=plain.no, address=plain.address))
+        nobodys = add(tx, "nobody's", kind=Kind.MEDIATION)
+    keys = [plain.key, nobodys.key, (TENANT, "missing"), ("other", f"box of {BOB}"), *(key for key, _ in granted)]
+    with within(store.reading(), MediationTransaction) as tx:
+        assert tx.connections.of_mailboxes(keys) == dict(granted)
+        assert tx.connections.of_mailboxes(keys[:4]) == {}
+        assert tx.connections.of_mailboxes([]) == {}
+
+
+@pytest.mark.rule("D8")
 def test_a_caller_is_of_one_connection_only(store):
     with within(store.transaction(), MediationTransaction) as tx:
         first = connect(tx, (ALICE, "a2"))
