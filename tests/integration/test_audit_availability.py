@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +31,7 @@ from mediator.metrics import Metrics
 from mediator.nats import control_messages
 from mediator.nats.client import Request
 from mediator.nats.connection import Announcements, Upstreams, connect
-from mediator.nats.opening import WakeAnnouncer
+from mediator.nats.opening import ANNOUNCE_SECONDS, WakeAnnouncer
 from tests.harness.core import make_settings
 from tests.harness.door import PATIENCE, Service, serving, serving_two
 from tests.harness.service import free_port, spawn
@@ -88,6 +89,30 @@ async def test_a_lost_connection_wakes_all_instances(tmp_path: Path) -> None:
         await connection.close()
         await other.close()
         store.close()
+
+
+@pytest.mark.rule("F2")
+async def test_new_mail_is_announced_at_once_and_then_in_groups(tmp_path: Path) -> None:
+    """Each announcement costs every instance as much as several SENDs: under load they do not come with each commit."""
+    async with serving(tmp_path) as service:
+        announcer = WakeAnnouncer(Announcements(service.connection, control_messages.WAKE), service.broker, "one")
+        await announcer.open()
+        connection = await connect(service.server.upstreams(CONTROL_KEY), "other")
+        heard: list[bytes] = []
+        await Announcements(connection, control_messages.WAKE).listen(heard.append)
+        await connection.flush(PATIENCE)
+        sent = [f"box{number}" for number in range(50)]
+        for name in sent:
+            await service.create(name)
+        started = time.monotonic()
+        for name in sent:
+            await service.send(b"x", name)
+        woken = {service.broker.wake_key(("default", name)) for name in sent}
+        await until(lambda: all(any(key in announced for announced in heard) for key in woken))
+        most = 2 + (time.monotonic() - started) / ANNOUNCE_SECONDS
+        assert len(heard) <= most
+        await announcer.close()
+        await connection.close()
 
 
 async def test_connection_is_remade_when_its_reading_ends() -> None:
