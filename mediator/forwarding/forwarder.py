@@ -5,6 +5,7 @@ outlives the process.
 """
 
 import asyncio
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final, Protocol, TypeVar
 
@@ -16,6 +17,7 @@ from mediator.mailboxes import forwarding
 from mediator.mailboxes.bounds import SECOND
 from mediator.mailboxes.copy_rule import UNREAD, CopyRule, ForwardState
 from mediator.mailboxes.forwarding import Attempt, Batch
+from mediator.mailboxes.mailbox import MailboxKey
 from mediator.store.writer import Work
 
 LOOK_SECONDS: Final = 1.0
@@ -87,13 +89,28 @@ class Forwarder:
                     await self._broker.write(lambda tx, _now: tx.copy_rules.of(""), even_when_full=True)
             if self._rules.by_tenant is not self._seen:
                 self._seen = self._rules.by_tenant
-                self._adjust({rule for rules in self._rules.by_tenant.values() for rule in rules if rule.forwards})
+                self._adjust(set(self._choose()))
             await asyncio.sleep(LOOK_SECONDS if self._broker.alone else SHARED_LOOK_SECONDS)
+
+    def _choose(self) -> Iterator[CopyRule]:
+        """Yield one rule for each mailbox from which copies go on: with two, each would miss what the other took (C7).
+
+        Rules of the settings, which nobody compares with those of the database, come first.
+        """
+        rules = [rule for some in self._rules.by_tenant.values() for rule in some if rule.forwards]
+        for ended in self._rules.forwarding.keys() - {(rule.tenant, rule.name) for rule in rules}:
+            del self._rules.forwarding[ended]
+        taken = dict[MailboxKey, str]()
+        for rule in sorted(rules, key=lambda rule: not rule.configured):
+            other = taken.setdefault((rule.tenant, rule.to_address), rule.name)
+            if other == rule.name:
+                yield rule
+            else:
+                self._state(rule).problem = f"rule {other} forwards from the same mailbox"
 
     def _adjust(self, rules: set[CopyRule]) -> None:
         for rule in self._tasks.keys() - rules:
             self._tasks.pop(rule).cancel()
-            self._rules.forwarding.pop((rule.tenant, rule.name), None)
         for rule in rules - self._tasks.keys():
             self._tasks[rule] = asyncio.create_task(self._forward_all(rule), name=f"forward {rule.name}")
 

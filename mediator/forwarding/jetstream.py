@@ -22,8 +22,8 @@ from mediator.nats.client import Request
 from mediator.nats.connection import NatsConnection, Upstreams, connect
 from mediator.nats.frames import encode_headers, encode_request
 
-ACK_SECONDS: Final = 5.0
-"""Time for all acknowledgements of a batch."""
+ACK_SECONDS: Final = 20.0
+"""Time for all acknowledgements of a batch, on a slow link too; below the lease."""
 _TOO_LARGE: Final = 10054
 """JetStream's code for a message above the limit of its stream."""
 _SERVERS_OWN: Final = "nats-"

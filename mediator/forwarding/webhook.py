@@ -8,7 +8,7 @@ import base64
 import hashlib
 import hmac
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 from urllib.parse import quote
 
@@ -24,6 +24,9 @@ BATCH_SECONDS: Final = 10.0
 """After which no further copy of a batch is posted: with the last one it stays below the lease."""
 MAX_ATTEMPTS: Final = 16
 """With the delays between them about 38 minutes; then the copy is a dead letter."""
+MAX_FIELD: Final = 7_500
+MAX_HEADERS: Final = 14_000
+"""Bytes of one header and of all: a little below what the servers of Apache, Node.js and aiohttp take."""
 _TOKEN: Final = "!#$&'*+^`|"
 """What may stand in the name of a header beside letters, digits and ``_.-~``."""
 _VALUE: Final = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
@@ -44,23 +47,37 @@ class Webhook:
     async def send(self, rule: CopyRule, batch: Batch) -> Attempt:
         """Post one copy after the other, until one fails or the time of a batch is over."""
         ids = [copy.message.msg_id for copy in batch.copies]
+        confirmed, refused = list[int](), list[int]()
         until = time.monotonic() + BATCH_SECONDS
         for number, copy in enumerate(batch.copies):
-            if number and time.monotonic() > until:
-                return Attempt(ids[:number], untried=ids[number:])
-            if problem := await self._post(rule, copy):
-                refused = [ids[number]] if copy.message.deliveries >= MAX_ATTEMPTS else []
-                return Attempt(ids[:number], refused, ids[number + 1 :], problem)
-        return Attempt(ids)
+            headers = _headers(copy)
+            if not _are_taken(headers):
+                # Else any sender could stop what comes behind for as long as it is tried again.
+                refused.append(ids[number])
+            elif number and time.monotonic() > until:
+                return Attempt(confirmed, refused, ids[number:])
+            elif problem := await self._post(rule, copy, headers):
+                if copy.message.deliveries >= MAX_ATTEMPTS:
+                    refused.append(ids[number])
+                return Attempt(confirmed, refused, ids[number + 1 :], problem)
+            else:
+                confirmed.append(ids[number])
+        return Attempt(confirmed, refused)
 
-    async def _post(self, rule: CopyRule, copy: OutgoingCopy) -> str:
+    async def _post(self, rule: CopyRule, copy: OutgoingCopy, headers: dict[str, str]) -> str:
         """Make one attempt; return what went wrong, an empty text for a confirmation."""
-        headers = _headers(copy) | _sign(rule.secret, copy, self._clock() // 1000)
+        headers |= _sign(rule.secret, copy, self._clock() // 1000)
         try:
             status = await self._guard.post_once(rule.to_url, copy.message.payload, headers, POST_SECONDS)
         except (AddressRefusedError, UnreachableError) as error:
             return str(error)
         return "" if 200 <= status < 300 else f"the URL answers with status {status}"
+
+
+def _are_taken(headers: Mapping[str, str]) -> bool:
+    """Return whether usual servers take these headers."""
+    sizes = [len(name) + len(value) for name, value in headers.items()]
+    return max(sizes) <= MAX_FIELD and sum(sizes) <= MAX_HEADERS
 
 
 def _sign(secret: str, copy: OutgoingCopy, now: int) -> dict[str, str]:

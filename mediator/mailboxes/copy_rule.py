@@ -39,7 +39,7 @@ _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _SECRET: Final = "whsec_"
 _SUBJECT: Final = re.compile(r"(?!_|mq9)(?:(?!\$)[!-)+-\-/-=?-~]+\.)*(?!\$)[!-)+-\-/-=?-~]+")
 """Tokens of printable ASCII without ``.``, ``*`` and ``>``, none of which begins with ``$``."""
-_PATTERN: Final = re.compile(r"(?:[^\s.*>]+\.)*(?:[^\s.*>]+|>)")
+_PATTERN: Final = re.compile(r"(?!id:)(?:[^\s.*>]+\.)*(?:[^\s.*>]+|>)")
 
 
 class WhenFull(StrEnum):

@@ -66,6 +66,8 @@ def plan(
             tx.copy_rules.count(rule, "dropped")
         else:
             tx.copy_rules.count(rule, "refused")
+            for admitted in (message, *(copy.message for copy in planned)):
+                quotas.take_back(mailbox.tenant, admitted.size)
             raise CopyRefusedError(rule.name, why)
     return planned
 
@@ -79,10 +81,13 @@ def store(tx: Transaction, copy: Copy, now: int) -> None:
 def store_released(tx: Transaction, mailbox: Mailbox, message: Message, names: Collection[str], now: int) -> None:
     """Store the copies of a message that was delayed and is visible now, by the rules that matched it when it was sent.
 
-    Its sender was answered then, and each target had room then; so only a target that is gone gets none.
+    Its sender was answered then, and each target had room then; so only a target that is gone gets none. A rule that
+    was removed and added again meanwhile may have another target: none gets two, nor the mailbox itself one (C2, C4).
     """
+    served = {mailbox.address}
     for rule in tx.copy_rules.of(mailbox.tenant):
-        if rule.name in names:
+        if rule.name in names and rule.to_address not in served:
+            served.add(rule.to_address)
             target = find_target(tx, rule, now)
             if isinstance(target, Mailbox):
                 store(tx, Copy(rule, target, _copy(tx, rule, mailbox, message, message.msg_id, now)), now)
@@ -182,7 +187,7 @@ def add_rule(tx: Transaction, rule: CopyRule, now: int, make_mailbox: Callable[[
     if why := _check_kind(target):
         raise BadRequestError("to_address", why)
     if rule.forwards:
-        forwarding.open_group(tx, target, rule, target.next_id)
+        forwarding.begin_group(tx, target, rule)
     tx.copy_rules.add(rule)
     return rule
 
@@ -198,6 +203,16 @@ def remove_rule(tx: Transaction, tenant: str, name: str) -> CopyRule:
             forwarding.close_group(tx, rule)
             return rule
     raise BadRequestError("name", f"tenant {tenant} has no rule {name}")
+
+
+def remove_rules(tx: Transaction, tenant: str) -> None:
+    """Remove all rules of a tenant that goes: one of the same name that comes later has other readers (C1)."""
+    tx.copy_rules.lock()
+    removed = [rule for rule in tx.copy_rules.of(tenant) if not rule.configured]
+    if removed:
+        tx.copy_rules.remove(removed)
+        for rule in removed:
+            forwarding.close_group(tx, rule)
 
 
 def forget_rules(tx: Transaction, tenant: str, address: str) -> int:

@@ -84,6 +84,9 @@ def fetch(tx: Transaction, bounds: Bounds, request: Fetch, now: int) -> Fetched:
         raise BadRequestError("group_name", f"{RESERVED_GROUP} is reserved for pickup by DIDComm")
     refuse_forwarder(tx, mailbox, request.group)
     group = tx.groups.find(mailbox, request.group)
+    if group is None and request.group.startswith(FORWARDER):
+        # A rule that comes with the settings takes the group that is there for its own.
+        raise BadRequestError("group_name", f"expected a name that does not begin with {FORWARDER}")
     if group is None:
         if tx.groups.count(mailbox) >= MAX_GROUPS:
             raise TooManyGroupsError(MAX_GROUPS)
@@ -113,6 +116,7 @@ def fetch_again(tx: Transaction, bounds: Bounds, request: Fetch, before: Fetched
     mailbox = get_live_mailbox(tx, request.tenant, request.address, now, before.mailbox_no)
     if request.group is None:
         return _read_without_group(tx, mailbox, request, before.start, now)
+    refuse_forwarder(tx, mailbox, request.group)
     group = tx.groups.find(mailbox, request.group)
     if group is None:
         return Fetched(mailbox.no, [])

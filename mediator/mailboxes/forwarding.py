@@ -72,6 +72,14 @@ def open_group(tx: Transaction, mailbox: Mailbox, rule: CopyRule, start: int) ->
     return group
 
 
+def begin_group(tx: Transaction, mailbox: Mailbox, rule: CopyRule) -> None:
+    """Let a rule that is new forward what comes from now on, whatever a client did with a group of that name."""
+    group = tx.groups.find(mailbox, rule.group)
+    if group is not None:
+        tx.groups.drop(group)
+    open_group(tx, mailbox, rule, mailbox.next_id)
+
+
 def close_group(tx: Transaction, rule: CopyRule) -> None:
     """Forget how far a rule that ends had forwarded."""
     mailbox = tx.mailboxes.find(rule.tenant, rule.to_address)

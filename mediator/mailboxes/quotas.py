@@ -97,6 +97,13 @@ class Quotas:
         if not self._off:
             self._admit(tx, mailbox, size, now, rated=False)
 
+    def take_back(self, tenant: str, size: int) -> None:
+        """Count out what was admitted and is not stored after all; it counts as sent for the rate."""
+        use = self._tenants.get(tenant)
+        if use is not None:
+            use.messages -= 1
+            use.bytes -= size
+
     def _admit(self, tx: Transaction, mailbox: Mailbox, size: int, now: int, *, rated: bool = True) -> None:
         quota = self._mailbox
         if quota.messages or quota.bytes:

@@ -6,12 +6,13 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
+import structlog
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from mediator.broker import Broker
-from mediator.errors import BadRequestError, MailboxExistsError, NoSuchTenantError, NotAllowedError
+from mediator.errors import BadRequestError, MailboxExistsError, MediatorError, NoSuchTenantError, NotAllowedError
 from mediator.fields import Fields
 from mediator.mailboxes import copying, creating, forwarding
 from mediator.mailboxes.address import DEFAULT_TENANT, new_address
@@ -56,6 +57,7 @@ from mediator.operate.records import COPY_WORDS, CopyRuleView
 from mediator.store.base import Transaction
 
 MAX_TTL_SECONDS: Final = 100 * 366 * 86400
+log = structlog.get_logger("copies")
 _OUTCOMES: Final = ("matched", "copied", "dropped", "refused")
 
 
@@ -72,13 +74,29 @@ class CopyOperations:
         self._has_nats = has_nats
 
     async def configure(self, rules: Sequence[CopyRule]) -> None:
-        """Take over the rules of the settings, and make the mailboxes that they copy to and that are missing."""
+        """Take over the rules of the settings, and make the mailboxes that they copy to and that are missing.
+
+        What cannot be made is told, here and by :meth:`examine`, and does not keep the service from its other mail.
+        """
         self._broker.copy_rules.configure(rules)
         for rule in rules:
-            with suppress(MailboxExistsError):
-                await self._broker.create(_target(rule, rule.to_address))
-            if rule.forwards:
-                await self._broker.write(partial(_open_group, rule), (rule.tenant, rule.to_address))
+            try:
+                await self._broker.write(
+                    partial(self._set_up, rule), (rule.tenant, rule.to_address), even_when_full=True
+                )
+            except MediatorError as error:
+                log.error(
+                    "a copy rule of the settings has no mailbox", rule=rule.name, tenant=rule.tenant, reason=str(error)
+                )
+
+    def _set_up(self, rule: CopyRule, tx: Transaction, now: int) -> None:
+        broker = self._broker
+        with suppress(MailboxExistsError):
+            creating.create(tx, broker.bounds, os.urandom, _target(rule, rule.to_address), now, broker.quotas)
+        target = copying.find_target(tx, rule, now)
+        if rule.forwards and isinstance(target, Mailbox):
+            # What is copied from now on, unless it forwarded before.
+            forwarding.open_group(tx, target, rule, target.next_id)
 
     @operation(
         "copy-rule-list",
@@ -228,6 +246,7 @@ class CopyOperations:
                 "What it copied waits in its mailbox until it is confirmed. Mend where it goes, or end the rule: "
                 f"mediator copy remove {rule.name} --tenant {rule.tenant}",
                 "/copies",
+                f"copy_forward_{rule.tenant}_{rule.name}",
             )
             for rule, problem in found
             if not problem and (state := self._broker.copy_rules.forwarding.get((rule.tenant, rule.name)))
@@ -249,13 +268,6 @@ def _target(rule: CopyRule, address: str) -> Create:
     """Return what makes the mailbox that a rule copies to; what is forwarded stays there only until then."""
     retention = Retention.UNTIL_ACK if rule.forwards else Retention.KEEP
     return Create(rule.tenant, address, ttl=0, desc=f"copies by rule {rule.name}", retention=retention)
-
-
-def _open_group(rule: CopyRule, tx: Transaction, now: int) -> None:
-    """Let a rule of the settings forward what is copied from now on, unless it did before."""
-    target = copying.find_target(tx, rule, now)
-    if isinstance(target, Mailbox):
-        forwarding.open_group(tx, target, rule, target.next_id)
 
 
 def _given(request: OperationRequest, name: str) -> list[Any]:

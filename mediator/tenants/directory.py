@@ -18,7 +18,7 @@ import structlog
 from mediator.announcer import Announcer
 from mediator.broker import Broker
 from mediator.errors import MediatorError, QuotaExceededError
-from mediator.mailboxes import creating
+from mediator.mailboxes import copying, creating
 from mediator.mailboxes.address import DEFAULT_TENANT
 from mediator.mailboxes.bounds import Quota
 from mediator.settings.settings import Settings
@@ -300,6 +300,8 @@ class TenantUpdater:
             kept = tenants.all()
             made = rule(kept, now)
             tenants.save(made)
+            if made.removed_at is not None:
+                copying.remove_rules(tx, made.name)
             return tenants.revise(), {**kept, made.name: made}, made
 
         revision, kept, made = await self._broker.write(work, even_when_full=True)

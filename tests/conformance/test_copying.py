@@ -426,6 +426,7 @@ def test_copies_of_a_forgotten_mailbox_and_its_rules_go(broker, monkeypatch):
         ("address", {"address": ""}),
         ("address", {"address": "shop.*"}),
         ("address", {"address": "shop>"}),
+        ("address", {"address": "id:2"}),
         ("address", {"address": ".>"}),
         ("address", {"address": "a" * 257}),
         ("tags", {"tags": ("a,b",)}),
@@ -529,3 +530,45 @@ def test_copies_of_a_generated_address_are_found_by_it(broker):
     with broker.reading() as tx:
         found = copying.find_copies(tx, broker.mailbox(AUDIT).no, {made.mailbox.address}, -1)
     assert found == ([0], None)
+
+
+@pytest.mark.rule("C3", "S7")
+def test_what_is_refused_takes_nothing_of_the_quota(store):
+    broker = make(store, Bounds(tenant=Quota(messages=10)))
+    broker.create("gone")
+    add(broker, "a")
+    add(broker, "b", to="gone")
+    broker.delete_mailbox("gone")
+    for _ in range(30):
+        with pytest.raises(CopyRefusedError):
+            broker.send(b"x")
+    remove(broker, "b")
+    for _ in range(5):
+        broker.send(b"x")
+    with pytest.raises(QuotaExceededError):
+        broker.send(b"x")
+
+
+@pytest.mark.rule("C2", "C4")
+def test_a_rule_that_changed_meanwhile_copies_delayed_mail_once(broker):
+    add(broker, "a")
+    add(broker, "b", to=AUDIT, tags=("red",))
+    broker.create("second")
+    broker.send(b"late", delay=HOUR, tags=("red",))
+    remove(broker, "a")
+    remove(broker, "b")
+    for name in ("a", "b"):
+        add(broker, name, to=BOX, address="other.>")
+    broker.advance(HOUR)
+    broker.release()
+    assert broker.query(BOX)[0].payload == b"late"
+    assert len(broker.query(BOX)) == 1
+
+
+@pytest.mark.rule("C1", "A6")
+def test_the_rules_of_a_tenant_go_with_it(broker):
+    add(broker)
+    broker.run(lambda tx: copying.remove_rules(tx, TENANT))
+    broker.send(b"x")
+    assert copies(broker) == []
+    add(broker)

@@ -3,12 +3,13 @@
 import pytest
 
 from mediator.errors import BadRequestError
-from mediator.mailboxes import copying, forwarding, settling
+from mediator.mailboxes import copying, fetching, forwarding, settling
 from mediator.mailboxes.copy_rule import CopyRule
+from mediator.mailboxes.fetching import Deliver, Fetch
 from mediator.mailboxes.forwarding import LEASE, Attempt
 from mediator.mailboxes.mailbox import Retention
 from mediator.mailboxes.settling import DeadSelection
-from tests.harness.broker import BOX, SECOND, TENANT, Broker
+from tests.harness.broker import BOX, HOUR, SECOND, TENANT, Broker
 
 KEPT = "kept"
 GROUP = "copy.all"
@@ -150,6 +151,35 @@ def test_one_rule_alone_forwards_from_a_mailbox(broker):
         add(broker, "other", address="other")
     # One that only copies there is none.
     add(broker, "third", address="third", to_subject="")
+
+
+@pytest.mark.rule("C7")
+@pytest.mark.parametrize("way", ["start_at", "lease", "waiting"])
+def test_no_group_of_a_client_stands_in_the_way_of_a_rule(broker, way, monkeypatch):
+    """What a client did with a group of this name, while no rule kept it from that, is undone."""
+    monkeypatch.setattr(fetching, "FORWARDER", "reserved later.")
+    broker.send(b"old", to=KEPT)
+    ahead = {"deliver": Deliver.FROM_ID, "from_id": 10**6} if way == "start_at" else {"deliver": Deliver.EARLIEST}
+    request = Fetch(TENANT, KEPT, GROUP, max_deliver=1, ack_wait=HOUR, **ahead)
+    if way == "waiting":
+        broker.run(lambda tx: fetching.fetch(tx, broker.bounds, request, broker.now))
+    before = broker.run(lambda tx: fetching.fetch(tx, broker.bounds, request, broker.now))
+    monkeypatch.undo()
+    rule = add(broker)
+    broker.send(b"0")
+    with pytest.raises(BadRequestError, match="reserved for what forwards"):
+        broker.run(lambda tx: fetching.fetch_again(tx, broker.bounds, request, before, broker.now))
+    for attempt in range(1, 4):
+        [copy] = take(broker, rule).copies
+        assert (copy.message.payload, copy.message.deliveries) == (b"0", attempt)
+        broker.advance(LEASE)
+
+
+@pytest.mark.rule("C7")
+def test_clients_make_no_group_for_a_rule_to_come(broker):
+    with pytest.raises(BadRequestError, match="group_name"):
+        broker.fetch(box=KEPT, group=GROUP)
+    assert take(broker, add(broker)).retry_at is None
 
 
 @pytest.mark.rule("C7")

@@ -11,6 +11,7 @@ import os
 import pwd
 import re
 import secrets
+import select
 import shutil
 import signal
 import subprocess
@@ -315,10 +316,16 @@ class Cluster(PrivateServer):
         self._process.send_signal(signal.SIGSTOP)
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
         self._process.kill()
+        dying = []
         for child in children:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(int(child), signal.SIGKILL)
+                dying.append(os.pidfd_open(int(child)))
+                signal.pidfd_send_signal(dying[-1], signal.SIGKILL)
         self._process.wait(30)
+        # As long as one of them lives, the next server finds its memory in use, and ends.
+        for handle in dying:
+            assert select.select([handle], [], [], 30)[0]
+            os.close(handle)
         _, segment = (self._home / "data" / "postmaster.pid").read_text().splitlines()[6].split()
         subprocess.run(["ipcrm", "-m", segment], check=True)
 

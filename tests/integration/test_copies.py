@@ -76,6 +76,17 @@ async def test_a_refused_copy_is_said_to_the_sender_and_the_operator(admin: Admi
     await admin.app.done("MSG.SEND.box", b"x")
 
 
+@pytest.mark.rule("C1", "A6")
+async def test_a_tenant_that_comes_again_has_no_old_rules(admin: Admin) -> None:
+    for _ in range(2):
+        await admin.done("POST", "/tenants", {"tenant": "acme"})
+        await admin.done("POST", "/mailboxes", {"tenant": "acme", "name": "kept"})
+        assert (await admin.done("GET", f"{RULES}?tenant=acme"))["rules"] == []
+        rule = {"tenant": "acme", "name": "all", "to_address": "kept", "to_url": "https://example.org/hook"}
+        await admin.done("POST", RULES, rule)
+        await admin.done("DELETE", "/tenants/acme?delete_mail=true")
+
+
 @pytest.mark.rule("C4")
 @pytest.mark.parametrize("header", ["mq9-copy-of", "MQ9-Copy-Key"])
 async def test_no_client_writes_the_headers_of_copies(admin: Admin, header: str) -> None:

@@ -250,3 +250,59 @@ async def test_a_wrong_url_names_its_field(tmp_path: Path, url: str) -> None:
         assert (await admin.call("POST", RULES, both)).status == 400
         assert (await admin.done("GET", RULES))["rules"] == []
         assert (await admin.done("GET", "/mailboxes"))["mailboxes"] == []
+
+
+@pytest.mark.rule("C8")
+@pytest.mark.parametrize(
+    "headers",
+    [{"mine": "ü" * 4000}, {"mine": "a" * 9000}, {f"h{number}": "a" * 250 for number in range(60)}],
+    ids=["encoded", "long", "many"],
+)
+async def test_headers_that_no_server_takes_hold_up_nothing(
+    tmp_path: Path, hook: WebhookServer, headers: dict[str, str]
+) -> None:
+    async with mediator(tmp_path) as admin:
+        made = await add(admin, hook.url)
+        agent = await admin.app.nats()
+        reply = await agent.request("$mq9.AI.MSG.SEND.box", b"poison", timeout=30, headers=headers)
+        assert not json.loads(reply.data)["error"]
+        await send(admin.app, "MSG.SEND.box", b"next")
+        await until(lambda: hook.taken)
+        assert hook.tries == [b"next"]
+
+        async def is_dead() -> bool:
+            dead = await admin.done("GET", f"/mailboxes/{made['to_address']}/dead?group_name=copy.all")
+            return [one["msg_id"] for one in dead["messages"]] == [0]
+
+        await until(is_dead)
+
+
+@pytest.mark.rule("C7")
+async def test_of_two_rules_on_a_mailbox_one_says_that_it_waits(tmp_path: Path, hook: WebhookServer) -> None:
+    async with mediator(tmp_path) as admin:
+        await admin.app.done("MAILBOX.CREATE", {"name": "kept"})
+        made = await add(admin, hook.url, to_address="kept")
+    second = {"name": "configured", "to_address": "kept", "to_url": hook.url, "secret": made["secret"]}
+    async with mediator(tmp_path, copies=[second]) as admin:
+
+        async def says() -> bool:
+            rules = (await admin.done("GET", RULES))["rules"]
+            states = {rule["name"]: rule["state"] for rule in rules}
+            return states == {"all": "rule configured forwards from the same mailbox", "configured": "ok"}
+
+        await until(says)
+        findings = (await admin.done("GET", "/doctor"))["findings"]
+        assert "copy_forward_default_all" in [one["code"] for one in findings]
+
+
+@pytest.mark.rule("C1")
+async def test_a_service_starts_with_a_rule_that_cannot_be_set_up(tmp_path: Path) -> None:
+    async with app(tmp_path) as service:
+        await service.done("MAILBOX.CREATE", {"name": "box"})
+    rule = {"name": "all", "address": "audited.>", "to_address": "kept"}
+    async with app(
+        tmp_path, copies=[rule], tenants={"default": {"quotas": {"mailboxes": 1}}}, operators=OPERATORS
+    ) as service:
+        await send(service, "MSG.SEND.box", b"x")
+        findings = (await Admin(service).done("GET", "/doctor"))["findings"]
+        assert "copy_rule_default_all" in [one["code"] for one in findings]
