@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
-# Tests at the same time; each has its servers to itself. More need a machine with more cores: beside two others Spark
-# gives up on its Python after 10 s.
-JOBS ?= 2
+# Tests at the same time; each has its servers to itself, and most of them wait for those. Slow ones compute more: beside
+# two others on two cores Spark gives up on its Python after 10 s.
+JOBS ?= 4
+SLOW_JOBS ?= 2
 # The other v2 envelope library, for tests. Its pins exclude ours, so it comes alone; what it imports is in [test].
 DIDCOMM := didcomm==0.3.2
 # What finds faults of accessibility: the script in it, without the driver of browsers that it is made for.
@@ -108,7 +109,7 @@ test: $(VENV)/.dev  ## run the tests that belong before each push, minutes: make
 
 test-slow: $(VENV)/.dev  ## run the rules on PostgreSQL, and the tests with Spark, models, full disks, lost servers, kill -9 in series, upgrades, printed pages and other clients
 	-@$(MAKE) --no-print-directory --keep-going peers
-	$(BIN)/pytest tests/slow --numprocesses $(JOBS) --no-loadscope-reorder $(ARGS)
+	$(BIN)/pytest tests/slow --numprocesses $(SLOW_JOBS) --no-loadscope-reorder $(ARGS)
 
 check: $(VENV)/.dev  ## lint, format, types and imports
 	$(BIN)/ruff check .
