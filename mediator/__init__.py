@@ -1,3 +1,3 @@
 """A mediator for software agents: durable mailboxes behind several doors."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
