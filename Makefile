@@ -16,6 +16,8 @@ ACAPY := aries-cloudagent[askar]==0.12.8
 ACAPY_PYTHON ?= $(PYTHON)
 # A server of models, for tests; its pins exclude ours too.
 INFINITY := infinity-emb[server,torch]==0.0.78 torch==2.13.0
+# What runs the example of a DAG; its pins exclude ours.
+AIRFLOW := apache-airflow-core==3.3.2 apache-airflow-providers-standard==1.21.0
 # Another peer of tests: Credo in two editions, which need Node 20, and a C++ compiler for two of their packages.
 CREDO := tests/slow/peers/credo
 # The Identus SDK needs Node 20 as well.
@@ -99,7 +101,12 @@ $(VENV)-infinity/.done: | $(VENV)/.uv
 	$(UV) pip install --quiet --python $(VENV)-infinity $(INFINITY)
 	@touch $@
 
-peers: $(VENV)-acapy/.done $(VENV)-infinity/.done $(CREDO)/0.5/node_modules/.installed $(CREDO)/0.6/node_modules/.installed $(IDENTUS)/node_modules/.installed  ## install ACA-Py, infinity, Credo and the Identus SDK, in folders of their own, for tests and benchmarks
+$(VENV)-airflow/.done: | $(VENV)/.uv
+	$(UV) venv --quiet --clear --python $(BIN)/python $(VENV)-airflow
+	$(UV) pip install --quiet --python $(VENV)-airflow $(AIRFLOW)
+	@touch $@
+
+peers: $(VENV)-acapy/.done $(VENV)-infinity/.done $(VENV)-airflow/.done $(CREDO)/0.5/node_modules/.installed $(CREDO)/0.6/node_modules/.installed $(IDENTUS)/node_modules/.installed  ## install ACA-Py, infinity, Airflow, Credo and the Identus SDK, in folders of their own, for tests and benchmarks
 
 unit: $(VENV)/.test  ## run the unit tests, which need no models, Spark or other servers: make unit ARGS="-k lease"
 	$(BIN)/pytest tests/unit --numprocesses $(JOBS) $(ARGS)
@@ -149,4 +156,4 @@ pipeline-demo: $(VENV)/.pipeline  ## from nothing to a report with pictures: mak
 	$(BIN)/python examples/pipeline_demo.py $(ARGS)
 
 clean:  ## remove the environments and what the tools keep
-	rm -rf build dist registry/embedding/packed mediator/console/static/lib $(VENV) $(VENV)-acapy $(VENV)-infinity $(VENV)-bench tests/slow/peers/node/node_modules examples/javascript/node_modules $(CREDO)/*/node_modules $(IDENTUS)/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist registry/embedding/packed mediator/console/static/lib $(VENV) $(VENV)-acapy $(VENV)-infinity $(VENV)-airflow $(VENV)-bench tests/slow/peers/node/node_modules examples/javascript/node_modules $(CREDO)/*/node_modules $(IDENTUS)/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,6 +1,7 @@
 """What the pipeline's commands share: options, the Spark session, the history of runs and the progress bar."""
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 MAX_CONF = 200
 SMALL_BYTES = 8 << 20
 """Input size up to which Java should not optimise its code: that would take longer than the work itself."""
+_MISSING = re.compile(r"PATH_NOT_FOUND|FileNotFoundException")
 REQUIRED = ("pyspark", "pyarrow", "deltalake", "duckdb")
 
 
@@ -157,9 +159,17 @@ def job(
                 raise
             raise typer.BadParameter(str(error), param_hint=f"--{error.field}") from None
         except (PySparkException, Py4JError) as error:
-            raise CommandError(f"{name}: {error_reason(error)}") from error
+            looked = _who_looked(str(error), options.remote or options.master)
+            raise CommandError(f"{name}: {error_reason(error)}{looked}") from error
         except duckdb.Error as error:
             raise CommandError(f"{name}: {str(error).splitlines()[0][:500]}") from error
+
+
+def _who_looked(error: str, spark: str | None) -> str:
+    """Return the end of an error about a path that Spark does not find, if that may be because it runs elsewhere."""
+    if spark is None or spark.startswith("local") or not _MISSING.search(error):
+        return ""
+    return f"; {spark} looked, which has to see the same folders, under the same paths, as this machine"
 
 
 @contextmanager

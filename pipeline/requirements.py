@@ -1,4 +1,4 @@
-"""Checks what Spark needs on this machine: a recent pyspark, and a Java. It imports neither."""
+"""Checks what Spark needs on this machine, without starting it: a recent pyspark, and a Java."""
 
 import os
 import re
@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from mediator.errors import SetupError
@@ -24,7 +24,12 @@ _REMEDY = f"install Java {OLDEST_JAVA} or later, or set JAVA_HOME"
 
 def check_installed() -> None:
     """Raise :class:`SetupError` with the remedy unless this Python's pyspark is new enough."""
-    check_version(version("pyspark"), "pyspark", "pip install --upgrade 'agent-mediator[pipeline]'")
+    try:
+        found = version("pyspark")
+    except PackageNotFoundError:
+        # Spark's own distribution, of a cluster or a managed runtime, is not an installed package.
+        from pyspark.version import __version__ as found
+    check_version(found, "pyspark", "pip install --upgrade 'agent-mediator[pipeline]'")
 
 
 def check_version(found: str, what: str, remedy: str) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from mediator.errors import BadRequestError, UnavailableError
 from mediator.store.sqlite_file import find_read_access
 from pipeline.source.options import ReadOptions
+from pipeline.source.side import who_looked
 
 BATCH_ROWS = 8192
 """Rows of one batch from SQLite."""
@@ -144,11 +145,11 @@ class SqliteDatabase(MailboxDatabase):
 
         file = options.file
         if not file.is_file():
-            raise BadRequestError(self.option, f"there is no {file.name} in {file.parent}")
+            raise BadRequestError(self.option, f"there is no {file.name} in {file.parent}{who_looked()}")
         try:
             self._access = find_read_access(file)
         except UnavailableError as error:
-            raise BadRequestError(self.option, str(error)) from None
+            raise BadRequestError(self.option, f"{error}{who_looked()}") from None
         # Without autocommit the first SELECT begins the snapshot that all others see. If no service runs, the first
         # reader recovers the log of a killed one, and others must wait.
         super().__init__(

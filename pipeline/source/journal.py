@@ -31,6 +31,7 @@ from pipeline.source.options import (
     one_of,
 )
 from pipeline.source.schema import EVENTS, MAX_SEQ, MAX_TIME, VERSION
+from pipeline.source.side import who_looked
 
 PARTITION_BYTES = 8 << 20
 """Bytes of the journal that one task reads, about 170 000 events."""
@@ -282,7 +283,8 @@ def _list_names(folder: Path) -> list[str]:
     try:
         names = [path.name for path in folder.iterdir()]
     except OSError as error:
-        raise BadRequestError("journal", f"expected the folder of a journal, {folder}: {error.strerror}") from error
+        reason = f"expected the folder of a journal, {folder}: {error.strerror}{who_looked()}"
+        raise BadRequestError("journal", reason) from error
     return sorted(name for name in names if name.endswith((FINAL, ACTIVE)) and name != GAPS)
 
 

@@ -20,7 +20,8 @@ DEPLOY = ROOT / "deploy"
 COMPOSE = DEPLOY / "compose"
 CHART = DEPLOY / "helm" / "mediator"
 WATCHED = "serviceMonitor.enabled=true,prometheusRule.enabled=true,networkPolicy.enabled=true"
-SHARED = ["--set", f"replicas=3,existingSecret=keys,ingress.enabled=true,{WATCHED}"]
+PIPELINE = "pipeline.enabled=true,pipeline.lakeClaim=lake"
+SHARED = ["--set", f"replicas=3,existingSecret=keys,ingress.enabled=true,{WATCHED},{PIPELINE}"]
 OF_OPERATOR = {"ServiceMonitor", "PrometheusRule"}
 """Kinds that the Prometheus operator brings."""
 
@@ -174,6 +175,83 @@ def test_a_policy_lets_in_only_who_is_named(replicas, ports):
     assert policy["podSelector"]["matchLabels"].items() <= pods["labels"].items()
 
 
+def pods_of_pipeline(*values: str) -> list[dict[str, Any]]:
+    """Return the specifications of the pods that the chart's jobs have, one for each instance."""
+    rendered = yaml.safe_load_all(run("helm", "template", "mail", CHART, "--set", ",".join(values)))
+    jobs = [item["spec"]["jobTemplate"]["spec"] for item in rendered if item and item["kind"] == "CronJob"]
+    return [job["template"]["spec"] for job in jobs]
+
+
+def commands_of(pod: dict[str, Any]) -> list[list[str]]:
+    """Return what a pod runs, one after the other."""
+    return [container["args"] for container in (*pod.get("initContainers", ()), *pod["containers"])]
+
+
+def test_the_pipeline_runs_where_the_volume_of_the_instance_is():
+    made = rendered("pipeline.enabled=true", r"pipeline.conf.spark\.driver\.memory=3g")
+    (pod,) = pods_of_pipeline("pipeline.enabled=true", r"pipeline.conf.spark\.driver\.memory=3g")
+    assert [words[1] for words in commands_of(pod)] == ["ingest", "archive", "report"]
+    assert all("--lake" not in words for words in commands_of(pod))
+    (claims,) = made["StatefulSet"]["spec"]["volumeClaimTemplates"]
+    (volume,) = [each for each in pod["volumes"] if each["name"] == "data"]
+    assert volume["persistentVolumeClaim"]["claimName"] == f"{claims['metadata']['name']}-mail-0"
+    (beside,) = pod["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert beside["labelSelector"]["matchLabels"] == {"statefulset.kubernetes.io/pod-name": "mail-0"}
+    # Neither the Service nor the policy may take a job for an instance.
+    labels = made["CronJob"]["spec"]["jobTemplate"]["spec"]["template"]["metadata"]["labels"]
+    assert not made["Service"]["spec"]["selector"].items() <= labels.items()
+
+
+def test_each_instance_has_its_journal_taken_in():
+    pods = pods_of_pipeline("replicas=3", "existingSecret=keys", PIPELINE)
+    assert [[words[1] for words in commands_of(pod)] for pod in pods] == [
+        ["ingest", "archive", "report"],
+        ["ingest"],
+        ["ingest"],
+    ]
+    for pod in pods:
+        for container in (*pod.get("initContainers", ()), *pod["containers"]):
+            assert "/lake/mediator" in container["args"]
+            assert container["securityContext"]["readOnlyRootFilesystem"]
+            assert container["envFrom"] == [{"secretRef": {"name": "keys"}}]
+
+
+def test_the_commands_of_the_chart_are_those_of_the_program(tmp_path):
+    """Each is understood, up to the database or the lake, which are not there."""
+    for words in commands_of(pods_of_pipeline("pipeline.enabled=true", PIPELINE)[0]):
+        config = words.index("--config") + 1
+        words[config] = str(tmp_path / "mediator.toml")
+        (tmp_path / "mediator.toml").write_text(yaml.safe_load((CHART / "values.yaml").read_text())["settings"])
+        words[words.index("--lake") + 1] = "/dev/null"
+        done = subprocess.run(
+            [sys.executable, "-m", "mediator", *words, "--data-dir", tmp_path],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert "there is no mediator.db" in done.stderr or "/dev/null: expected a folder" in done.stderr
+
+
+def test_the_application_fits_the_operators_schema():
+    from kubeflow_spark_api.models import SparkV1beta2SparkApplication
+
+    given = yaml.safe_load((DEPLOY / "spark" / "application.yaml").read_text())
+    # What the schema does not know is not read.
+    read = SparkV1beta2SparkApplication.from_dict(given)
+    assert read is not None
+    assert read.to_dict() == given
+    spec = given["spec"]
+    version = re.search(r'"pyspark\[connect\]==(.+)"', (ROOT / "pyproject.toml").read_text())
+    assert version is not None
+    assert spec["sparkVersion"] == version[1]
+    program = spec["mainApplicationFile"].removeprefix("local:///opt/spark/")
+    assert (DEPLOY / "spark" / program).is_file()
+    for part in ("driver", "executor"):
+        # Both see the lake under the same path.
+        assert {"name": "lake", "mountPath": "/lake"} in spec[part]["volumeMounts"]
+        assert spec[part]["podSecurityContext"]["runAsNonRoot"]
+
+
 @pytest.mark.parametrize("options", [[], SHARED], ids=["one instance", "three that share"])
 def test_the_chart_renders_what_kubernetes_takes(options, tmp_path):
     run("helm", "lint", "--strict", CHART, *options)
@@ -195,6 +273,9 @@ def test_the_chart_renders_what_kubernetes_takes(options, tmp_path):
         ("replica=1", "replica"),
         ("networkPolicy.httpFrom=null", "httpFrom"),
         ("networkPolicy.natsFrom=null", "natsFrom"),
+        ("replicas=2,existingSecret=keys,pipeline.enabled=true", "pipeline.lakeClaim"),
+        ("pipeline.schedule=hourly", "schedule"),
+        ("pipeline.conf.memory=3g", "memory"),
     ],
 )
 def test_the_chart_says_what_is_wrong_with_values(option, said):
@@ -208,4 +289,5 @@ def test_the_chart_has_the_version_of_the_package():
     assert version is not None
     assert chart["version"] == chart["appVersion"] == version[1]
     assert f"agent-mediator:{version[1]}" in (COMPOSE / "compose.yaml").read_text()
+    assert f"agent-mediator-pipeline:{version[1]}" in (DEPLOY / "spark" / "application.yaml").read_text()
     assert json.loads((CHART / "values.schema.json").read_text())["additionalProperties"] is False

@@ -11,6 +11,14 @@ from mediator.errors import SetupError
 from pipeline.requirements import find_java, packaged_java
 from tests.harness.spark import JAVA
 
+DISTRIBUTION = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from pipeline.requirements import check_installed
+
+check_installed()
+"""
+"""Checks the Spark of a folder on Python's path, where no packages are installed."""
 TOOLS = ("bash", "cat", "dirname", "env", "head", "ls", "ps", "sh", "uname")
 """What Spark's scripts call; the folder that has them has Java, too."""
 JOB = """
@@ -108,3 +116,22 @@ def test_spark_runs_on_the_packaged_java(tmp_path):
         cwd=tmp_path,
     )
     assert done.stdout.split()[:2] == ["5", str(packaged_java().parent.parent.resolve())], done.stderr
+
+
+@pytest.mark.parametrize(("release", "said"), [("4.2.0", ""), ("4.1.1", "pyspark is 4.1.1, the pipeline needs 4.2")])
+def test_a_spark_that_is_no_installed_package_is_checked_too(tmp_path, release, said):
+    """As in Spark's own distribution, on clusters and in managed runtimes."""
+    for package in ("mediator", "pipeline"):
+        (tmp_path / package).symlink_to(Path(__file__).parents[3] / package)
+    (tmp_path / "pyspark").mkdir()
+    (tmp_path / "pyspark" / "__init__.py").touch()
+    (tmp_path / "pyspark" / "version.py").write_text(f'__version__ = "{release}"\n')
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", DISTRIBUTION, tmp_path],
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert (done.returncode == 0, said in done.stderr) == (not said, True), done.stderr

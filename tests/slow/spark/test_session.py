@@ -2,9 +2,14 @@
 
 import asyncio
 import os
+import shlex
+import shutil
+import socket
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pyspark
@@ -17,6 +22,7 @@ from pipeline.session import error_reason, session, session_scope
 from tests.harness.service import free_port, listening, spawn
 from tests.harness.spark import small
 from tests.harness.waiting import until
+from tests.slow.spark.journals import fill
 
 CONNECTED = """
 import sys
@@ -25,6 +31,19 @@ from pipeline.session import session
 spark = session(remote=sys.argv[1], conf=[("spark.sql.shuffle.partitions", "3")])
 settings = (spark.conf.get(f"spark.sql.{key}") for key in ("session.timeZone", "shuffle.partitions"))
 print(spark.range(5).count(), *settings)
+spark.stop()
+"""
+READING = """
+import sys
+from pipeline.session import session
+from pipeline.source.datasource import register
+
+spark = session(remote=sys.argv[1])
+register(spark)
+try:
+    spark.read.format("mq9").option("data.dir", sys.argv[2]).load().count()
+except Exception as error:
+    print(error)
 spark.stop()
 """
 WRONG = """
@@ -115,27 +134,51 @@ def test_a_spark_that_does_not_start_is_an_error_of_one_line(tmp_path):
     assert "spark.driver.memory" in done.stderr or "Invalid maximum heap size" in done.stderr
 
 
-async def test_it_runs_on_a_connect_server(tmp_path):
+@asynccontextmanager
+async def connect_server(tmp_path: Path, elsewhere: Path | None = None) -> AsyncIterator[str]:
+    """Start a Spark Connect server, and yield its URL; it has an empty disk of its own at ``elsewhere``."""
     port = free_port()
     program = Path(pyspark.__path__[0], "bin", "spark-submit")
     settings = small() | {"spark.ui.enabled": "false", "spark.connect.grpc.binding.port": str(port)}
     options = ["--master", "local[1]", *(word for pair in settings.items() for word in ("--conf", "=".join(pair)))]
-    server = spawn(
-        [
-            str(program),
-            *options,
-            "--class",
-            "org.apache.spark.sql.connect.service.SparkConnectServer",
-            "spark-internal",
-        ],
-        tmp_path / "server.log",
-        {**os.environ, **find_java().environment},
-    )
+    command = [
+        str(program),
+        *options,
+        "--class",
+        "org.apache.spark.sql.connect.service.SparkConnectServer",
+        "spark-internal",
+    ]
+    if elsewhere is not None:
+        script = f'mount -t tmpfs none "{elsewhere}" && exec {shlex.join(command)}'
+        command = [str(shutil.which("unshare")), "--map-root-user", "--mount", "sh", "-c", script]
+    environment = {**os.environ, **find_java().environment, "PYSPARK_PYTHON": sys.executable}
+    server = spawn(command, tmp_path / "server.log", environment)
     try:
         await until(lambda: listening(port), 60, "the server listens")
-        command = [sys.executable, "-c", CONNECTED, f"sc://127.0.0.1:{port}"]
-        answer = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
-        assert answer.stdout == "5 UTC 3\n", answer.stderr
+        yield f"sc://127.0.0.1:{port}"
     finally:
         server.kill()
         server.wait()
+
+
+async def test_it_runs_on_a_connect_server(tmp_path):
+    async with connect_server(tmp_path) as remote:
+        answer = await asyncio.to_thread(run_python, "-c", CONNECTED, remote)
+    assert answer.stdout == "5 UTC 3\n", answer.stderr
+
+
+async def test_paths_are_the_servers_and_errors_say_who_looked(tmp_path):
+    here = tmp_path / "here"
+    fill(here / "journal", 1)
+    async with connect_server(tmp_path, here) as remote:
+        command = ("-m", "mediator", "pipeline", "ingest", "--remote", remote, "--data-dir", str(here))
+        answer = await asyncio.to_thread(run_python, *command)
+        assert answer.returncode == 1
+        assert "PATH_NOT_FOUND" in answer.stderr
+        assert f"{remote} looked, which has to see the same folders" in answer.stderr
+        answer = await asyncio.to_thread(run_python, "-c", READING, remote, str(here))
+        assert f"there is no mediator.db in {here}; Spark's driver looked, on {socket.gethostname()}" in answer.stdout
+
+
+def run_python(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
