@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 
 from mediator.errors import BadRequestError
 from pipeline.source import hide_tracebacks
-from pipeline.source.options import BATCH, STREAM, parse, split_words
+from pipeline.source.options import READ, parse, split_words
 from pipeline.source.schema import EVENTS, MESSAGES, check_schema
 
 FORMAT = "mq9"
@@ -37,16 +37,16 @@ class MailDataSource(DataSource):
             from pipeline.source.groups import columns
 
             return columns(split_words(self.options, "columns"), "columns")
-        return StructType([MESSAGES[name] for name in parse(self.options, (*BATCH, *STREAM)).columns])
+        return StructType([MESSAGES[name] for name in parse(self.options, READ).columns])
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the batch reader of mailboxes."""
         if self.options.get("group"):
             why = "a batch read cannot acknowledge messages; use readStream with trigger(availableNow=True)"
             raise BadRequestError("group", why)
-        from pipeline.source.mailboxes import MailboxReader
+        from pipeline.source.mailboxes import BatchOffsets, MailboxReader
 
-        return MailboxReader(parse(self.options), check_schema(schema))
+        return MailboxReader(parse(self.options), check_schema(schema), BatchOffsets.of(self.options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Follow mailboxes, the journal, or a mailbox as a consumer group."""

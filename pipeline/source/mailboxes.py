@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from typing import Any
+from typing import Any, Self
 
 from pyspark.sql.datasource import (
     DataSourceReader,
@@ -39,6 +39,7 @@ from pipeline.source.database import (
     sql_literal,
 )
 from pipeline.source.options import (
+    BATCH,
     EARLIEST,
     LATEST,
     MAILBOX_STREAM,
@@ -48,6 +49,7 @@ from pipeline.source.options import (
     max_rows,
     normalize_names,
     parse,
+    read_offset,
 )
 from pipeline.source.schema import check_schema, stored_columns, to_batch
 
@@ -77,13 +79,65 @@ class MailboxPartition(InputPartition):
     """The rows to scan; None: read by index."""
 
 
+MsgIds = dict[int, int]
+"""The next msg_id to read, by number of the mailbox."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOffsets:
+    """Where a batch begins and ends, as offsets of a stream; of a mailbox that is not in one, all is read."""
+
+    starting: MsgIds
+    ending: MsgIds
+    """The first msg_ids that are not read."""
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> Self:
+        """Read ``startingOffsets`` and ``endingOffsets``; :class:`BadRequestError` names a wrong one."""
+        options = normalize_names(given, BATCH)
+        both = {}
+        for name, word in (("startingOffsets", EARLIEST), ("endingOffsets", LATEST)):
+            offset = read_offset(options, name, word, [word])
+            both[name] = {} if isinstance(offset, str) else _msg_ids(offset, name)
+        starting, ending = both.values()
+        for number in starting.keys() & ending.keys():
+            if ending[number] < starting[number]:
+                least = f"expected {starting[number]}, which is in startingOffsets, or more for mailbox {number}"
+                raise BadRequestError("endingOffsets", least)
+        return cls(starting, ending)
+
+    def __bool__(self) -> bool:
+        return bool(self.starting or self.ending)
+
+    def limit(
+        self, database: MailboxDatabase, options: ReadOptions, ranges: Sequence[MessageRange]
+    ) -> list[MessageRange]:
+        """Limit ranges to the offsets; :class:`BadRequestError` for a number of no mailbox that is read."""
+        matches = re.compile(options.pattern or ".*").fullmatch
+        mailboxes = database.table(f"SELECT no, address FROM mailbox WHERE {_mailbox_condition(options, wall_clock())}")
+        live = {row["no"] for row in mailboxes.to_pylist() if matches(row["address"])}
+        for name, ids in (("startingOffsets", self.starting), ("endingOffsets", self.ending)):
+            for number in ids.keys() - live:
+                raise BadRequestError(name, f"no mailbox that is read has the number {number}")
+        limited = [
+            replace(
+                each,
+                first=max(each.first, self.starting.get(each.mailbox_no, 0)),
+                last=min(each.last, self.ending.get(each.mailbox_no, each.last + 1) - 1),
+            )
+            for each in ranges
+        ]
+        return [each for each in limited if each.first <= each.last]
+
+
 @hide_tracebacks
 class MailboxReader(DataSourceReader):
     """Reads the current contents of mailboxes; no consumer group is affected."""
 
-    def __init__(self, options: ReadOptions, names: Sequence[str]) -> None:
+    def __init__(self, options: ReadOptions, names: Sequence[str], offsets: BatchOffsets | None = None) -> None:
         self._options = options
         self._names = tuple(names)
+        self._offsets = offsets
         self._addresses: frozenset[str] | None = None
         """The addresses that filters allow; None: all."""
         self._first, self._last = _ANY_MSG_ID
@@ -112,8 +166,11 @@ class MailboxReader(DataSourceReader):
         """Find the mailboxes and split them among tasks; messages sent later are not read."""
         with closing(open_database(self._options)) as database:
             found = find_ranges(database, self._options, wall_clock())
+            if self._offsets:
+                found = self._offsets.limit(database, self._options, found)
             # Rows of the table are not in the order of msg_ids.
-            rows = database.row_range() if (self._first, self._last) == _ANY_MSG_ID else None
+            whole = not self._offsets and (self._first, self._last) == _ANY_MSG_ID
+            rows = database.row_range() if whole else None
         ranges = [
             replace(each, first=max(each.first, self._first), last=min(each.last, self._last))
             for each in found
@@ -146,10 +203,6 @@ class MailboxReader(DataSourceReader):
                 after = (high - _EPOCH) // timedelta(milliseconds=1) + 1
                 ending = self._options.ending
                 self._options = replace(self._options, ending=after if ending is None else min(ending, after))
-
-
-MsgIds = dict[int, int]
-"""The next msg_id to read, by number of the mailbox."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -468,8 +521,8 @@ def _offset(ids: MsgIds) -> Offset:
     return {str(number): next_id for number, next_id in ids.items()}
 
 
-def _msg_ids(offset: Offset) -> MsgIds:
+def _msg_ids(offset: Offset, option: str = "startingOffsets") -> MsgIds:
     for number, next_id in offset.items():
         if not (number.isascii() and number.isdigit() and type(next_id) is int and next_id >= 0):
-            raise BadRequestError("startingOffsets", f'expected {{"MAILBOX_NO": MSG_ID}}, got {offset!r:.200}')
+            raise BadRequestError(option, f'expected {{"MAILBOX_NO": MSG_ID}}, got {offset!r:.200}')
     return {int(number): next_id for number, next_id in offset.items()}

@@ -27,14 +27,20 @@ BATCH = (
     "prefix",
     "startingTimestamp",
     "endingTimestamp",
+    "startingOffsets",
+    "endingOffsets",
     "tags",
     "columns",
     "numPartitions",
     "minPartitions",
 )
+ENDINGS = ("endingTimestamp", "endingOffsets")
+"""Options of a batch that a stream does not have: it has no end."""
 STREAM = ("startingOffsets", "maxOffsetsPerTrigger", "failOnDataLoss")
 """Options of all streams of mailboxes and of the journal; see :class:`StreamOptions`."""
-MAILBOX_STREAM = (*(name for name in BATCH if name != "endingTimestamp"), *STREAM)
+READ = tuple(dict.fromkeys((*BATCH, *STREAM)))
+"""Options of a read of mailboxes, of which Spark does not say yet whether it is a batch or a stream."""
+MAILBOX_STREAM = tuple(name for name in READ if name not in ENDINGS)
 """Options of a stream of mailboxes; see :mod:`pipeline.source.mailboxes`."""
 JOURNAL_STREAM = ("journal", "badLines", *STREAM)
 """Options of a stream of the journal; see :mod:`pipeline.source.journal`."""
@@ -110,6 +116,7 @@ def parse(given: Mapping[str, str], known: Sequence[str] = BATCH) -> ReadOptions
     options = normalize_names(given, known)
     _at_most_one(options, "data.dir", "database.url")
     _at_most_one(options, "startingTimestamp", "startingOffsets")
+    _at_most_one(options, "endingTimestamp", "endingOffsets")
     _at_most_one(options, "subscribe", "subscribePattern", "prefix")
     _at_most_one(options, "numPartitions", "minPartitions")
     if "data.dir" not in options and "database.url" not in options:
@@ -230,7 +237,7 @@ class StreamOptions:
     def of(cls, options: Mapping[str, str], default: str) -> Self:
         """Read ``startingOffsets``, ``maxOffsetsPerTrigger`` and ``failOnDataLoss``."""
         return cls(
-            starting=_starting(options.get("startingOffsets") or default),
+            starting=read_offset(options, "startingOffsets", default),
             max_rows=read_integer(options, "maxOffsetsPerTrigger", 1, MAX_ROWS),
             fail_on_data_loss=one_of(options, "failOnDataLoss", ("true", "false")) == "true",
         )
@@ -252,15 +259,19 @@ def max_rows(limit: ReadLimit) -> int | None:
     return limit.max_rows if isinstance(limit, ReadMaxRows) else None
 
 
-def _starting(text: str) -> str | Offset:
-    if text.lower() in (EARLIEST, LATEST):
+def read_offset(
+    options: Mapping[str, str], name: str, default: str, words: Sequence[str] = (EARLIEST, LATEST)
+) -> str | Offset:
+    """Return an offset of a stream, or one of the words that stand for one."""
+    text = options.get(name) or default
+    if text.lower() in words:
         return text.lower()
     try:
         offset = orjson.loads(text)
     except ValueError:
         offset = None
     if not isinstance(offset, dict):
-        raise BadRequestError("startingOffsets", f'expected earliest, latest or an offset as JSON, got "{text[:200]}"')
+        raise BadRequestError(name, f'expected {", ".join(words)} or an offset as JSON, got "{text[:200]}"')
     return offset
 
 

@@ -28,7 +28,7 @@ from mediator.store.base import Store
 from mediator.store.sqlite import SqliteStore
 from pipeline.source.database import MessageRange, RowRange, sql_literal
 from pipeline.source.datasource import register
-from pipeline.source.mailboxes import MailboxReader, split_ranges, split_rows
+from pipeline.source.mailboxes import BatchOffsets, MailboxReader, split_ranges, split_rows
 from pipeline.source.options import BATCH, MAX_TIME, ReadOptions, parse
 from pipeline.source.schema import NAMES
 from tests.harness.postgres import Server
@@ -122,7 +122,8 @@ def rows(frame: DataFrame) -> list[dict[str, Any]]:
 
 def direct(option: str, place: str, names: tuple[str, ...] = NAMES, **options: str) -> list[dict[str, Any]]:
     """Read as one task after the other, without Spark."""
-    reader = MailboxReader(parse({option: place} | options), names)
+    given = {option: place} | options
+    reader = MailboxReader(parse(given), names, BatchOffsets.of(given))
     batches = [batch for part in reader.partitions() for batch in reader.read(part)]
     shown = [row for batch in batches for row in batch.to_pylist(maps_as_pydicts="strict")]
     return sorted(shown, key=lambda each: (each["mailbox_no"], each["msg_id"]))
@@ -393,6 +394,49 @@ def test_a_refused_login_is_reported_without_the_password(postgres: Server) -> N
         with pytest.raises(BadRequestError, match=r"database\.url: cannot read it: .*nobody") as error:
             direct("database.url", wrong)
     assert "wr0ng" not in str(error.value)
+
+
+def ids(found: list[dict[str, Any]]) -> list[tuple[str, int]]:
+    return [(each["mailbox"], each["msg_id"]) for each in found]
+
+
+def test_a_batch_is_read_between_offsets_of_a_stream(kept: Kept) -> None:
+    with kept.store.transaction() as tx:
+        for address in ("more", "orders"):
+            add(tx, address)
+            for number in range(6):
+                put(tx, get(tx, address), str(number).encode())
+        cut(tx, get(tx, "orders"), 3)
+        more, orders = (get(tx, address).no for address in ("more", "orders"))
+    begin, end = f'{{"{orders}": 2}}', f'{{"{orders}": 5, "{more}": 1}}'
+    read = ids(direct(kept.option, kept.place, startingOffsets=begin, endingOffsets=end))
+    assert read == [("more", 0), ("orders", 2), ("orders", 4)]
+    assert ids(rows(kept.read(startingOffsets=begin, endingOffsets=end))) == read
+    # Further than the newest message, and nothing at all.
+    assert ids(direct(kept.option, kept.place, subscribe="orders", startingOffsets=f'{{"{orders}": 9}}')) == []
+    assert ids(direct(kept.option, kept.place, subscribe="orders", endingOffsets=f'{{"{orders}": 0}}')) == []
+    everything = ids(direct(kept.option, kept.place))
+    assert ids(direct(kept.option, kept.place, startingOffsets="earliest", endingOffsets="latest")) == everything
+    assert ids(direct(kept.option, kept.place, endingOffsets=f'{{"{orders}": 99, "{more}": 99}}')) == everything
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"startingOffsets": "latest"}, "startingOffsets: expected earliest or an offset as JSON"),
+        ({"endingOffsets": "earliest"}, "endingOffsets: expected latest or an offset as JSON"),
+        ({"endingOffsets": '{"one": 1}'}, 'endingOffsets: expected {"MAILBOX_NO": MSG_ID}'),
+        ({"endingOffsets": '{"1": -1}'}, 'endingOffsets: expected {"MAILBOX_NO": MSG_ID}'),
+        ({"endingOffsets": '{"77": 1}'}, "endingOffsets: no mailbox that is read has the number 77"),
+        ({"startingOffsets": '{"1": 5}', "endingOffsets": '{"1": 4}'}, "endingOffsets: expected 5, which is in"),
+        ({"endingOffsets": '{"1": 4}', "endingTimestamp": "1"}, "endingOffsets: expected either it or endingTimestamp"),
+        ({"startingOffsets": '{"1": 4}', "startingTimestamp": "1"}, "startingOffsets: expected either it or"),
+    ],
+)
+def test_wrong_offsets_of_a_batch_are_named(kept: Kept, now: int, options: dict[str, str], problem: str) -> None:
+    furnish(kept.store, now)
+    with pytest.raises(BadRequestError, match=f"^{re.escape(problem)}"):
+        direct(kept.option, kept.place, **options)
 
 
 VALUES = st.one_of(st.sampled_from(["", "a", "a.b,c", "7", "-1", "0x7", "1e3", ",", "["]), st.text(max_size=12))

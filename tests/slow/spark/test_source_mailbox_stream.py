@@ -16,6 +16,7 @@ from mediator.store.sqlite import SqliteStore
 from pipeline.source import mailboxes
 from pipeline.source.datasource import stream_reader
 from pipeline.source.options import Offset
+from pipeline.source.progress import messages_behind
 from pipeline.source.schema import MESSAGES
 from tests.harness.samples import T0, add, cut, get, put
 from tests.slow.spark.conftest import OpenStore
@@ -93,6 +94,27 @@ def test_a_mailbox_is_followed_and_resumed(spark: SparkSession, sqlite: Kept, tm
     drain(stream)
     assert [bytes(value).decode() for value in batches.column("payload")] == ["one", "two", "three", "four"]
     assert batches.column("msg_id") == [1, 2, 3, 4]
+
+
+def test_progress_says_how_far_a_stream_is_behind(spark: SparkSession, sqlite: Kept, tmp_path: Path) -> None:
+    sqlite.create("orders", "more")
+    stream = follow(
+        spark, Batches(), tmp_path / "checkpoint", **sqlite.where, startingOffsets="earliest", maxOffsetsPerTrigger=4
+    )
+    sqlite.send("orders", *"abcdef")
+    sqlite.send("more", *"ab")
+    query = stream.trigger(availableNow=True).start()
+    query.awaitTermination()
+    read = [progress for progress in query.recentProgress if progress["numInputRows"]]
+    assert [progress["numInputRows"] for progress in read] == [4, 4]
+    assert [messages_behind(progress["sources"][0]) for progress in read] == [4, 0]
+
+
+def test_a_stream_has_no_end(sqlite: Kept) -> None:
+    sqlite.create("orders")
+    for option in ("endingOffsets", "endingTimestamp"):
+        with pytest.raises(BadRequestError, match=f"^{option}: unknown option"):
+            sqlite.stream(**{option: "{}"})
 
 
 def test_a_followed_mailbox_that_goes_ends_the_query(spark: SparkSession, sqlite: Kept, tmp_path: Path) -> None:
