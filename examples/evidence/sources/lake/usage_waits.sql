@@ -1,0 +1,1 @@
+SELECT * EXCLUDE (date) FROM usage_waits
