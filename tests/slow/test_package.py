@@ -140,6 +140,7 @@ def test_the_wheel_holds_types_migrations_and_docs(built: Path) -> None:
     assert {name.split("/")[0] for name in names} == {
         *PACKAGES,
         "pyspark_mq9.py",
+        "pyspark_mq9lake.py",
         f"agent_mediator-{VERSION}.dist-info",
     }
 
