@@ -1,5 +1,6 @@
 """What came of a run, as counts, JSON and JUnit XML, and as the exit code of the command."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from conformance.running import Outcome, Result
 
 PASSED, FAILED, NOT_RUN = 0, 1, 2
 """Exit codes: all that was tried passed; something failed; nothing was tried, or something could not be."""
+_ILLEGAL = re.compile(r"[^\t\n\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def exit_code(results: Sequence[Result]) -> int:
@@ -85,7 +87,8 @@ def _story(result: Result) -> str:
 
 
 def _legal(text: str) -> str:
-    """Replace characters that XML 1.0 cannot hold, which a peer may have sent."""
-    return "".join(
-        each if each in "\t\n" or (each >= " " and not "\ud800" <= each <= "\udfff") else "?" for each in text
-    )
+    """Replace characters that XML 1.0 cannot hold (§2.2, Char), which a peer may have sent.
+
+    A carriage return may stand there, but a reader turns it into a line feed.
+    """
+    return _ILLEGAL.sub("?", text)

@@ -136,6 +136,15 @@ async def test_junit_is_valid_xml_whatever_a_peer_sent() -> None:
     assert orjson.dumps(report.as_json(came[:1], "x", "now"))
 
 
+async def test_junit_holds_no_character_that_xml_cannot() -> None:
+    # Of each run of characters that XML 1.0 forbids the first and the last, then what stands beside them.
+    forbidden = "\0\b\v\f\r\x0e\x1f\ud800\udfff\ufffe\uffff"
+    allowed = "\t\n\x20\x7f\x85\ud7ff\ue000\ufffd\U00010000\U0010ffff"
+    came = await results(suite(CheckFailedError(forbidden + allowed)))
+    (failure,) = ElementTree.fromstring(report.as_junit(came, forbidden)).iter("failure")
+    assert failure.attrib["message"] == "?" * len(forbidden) + allowed
+
+
 def test_a_transcript_is_bounded() -> None:
     transcript = Transcript()
     for _ in range(1000):
