@@ -166,9 +166,8 @@ async def _certificate_end(url: URL, trusted: ssl.SSLContext) -> datetime | None
         certificate = writer.get_extra_info("peercert")
         return datetime.fromtimestamp(ssl.cert_time_to_seconds(certificate["notAfter"]), UTC)
     finally:
-        writer.close()
-        with suppress(OSError):
-            await writer.wait_closed()
+        # To close politely would wait for the server's part of it, which some never send.
+        writer.transport.abort()
 
 
 def read_certificates(files: Mapping[str, Path | None]) -> Iterator[tuple[str, datetime | None]]:

@@ -1,9 +1,11 @@
 """What no request shows: where the public URL leads, when its certificate expires, how clocks differ."""
 
 import asyncio
+import socket
 import ssl
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -134,6 +136,47 @@ async def test_the_certificate_of_the_url_is_watched(tmp_path: Path, monkeypatch
         assert found.text.startswith(f"{OPTION}: the certificate expires on ")
         left = metrics.registry.get_sample_value("mediator_certificate_seconds", {"option": OPTION})
         assert left == pytest.approx(3600, abs=120)
+
+
+@contextmanager
+def never_closing(tls: ssl.SSLContext, answer: bytes) -> Iterator[int]:
+    """Serve connections that answer, if they are asked, and never close on their side; gives the port."""
+    connections: list[socket.socket] = []
+
+    def serve() -> None:
+        # Ends when the listener is shut down.
+        with suppress(OSError):
+            while True:
+                connection = tls.wrap_socket(listener.accept()[0], server_side=True)
+                connections.append(connection)
+                if connection.recv(1 << 16):
+                    connection.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            for each in connections:
+                each.close()
+            thread.join()
+
+
+async def test_a_server_that_never_closes_holds_up_no_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = issue(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(made.authority))
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(made.cert, made.key)
+    (tmp_path / "data").mkdir()
+    answer = f"HTTP/1.1 200 OK\r\nContent-Length: {len(PROOF)}\r\n\r\n{PROOF}".encode()
+    async with core(tmp_path / "data") as inner:
+        with never_closing(tls, answer) as port:
+            async with asyncio.timeout(15):
+                (found,), metrics = await look(inner, f"https://localhost:{port}")
+            assert up(metrics) == 1
+            assert found.text.startswith(f"{OPTION}: the certificate expires on ")
 
 
 async def test_a_clock_that_differs_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
