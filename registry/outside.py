@@ -17,6 +17,8 @@ import orjson
 from aiohttp import ClientConnectionError, ClientError, ClientResponse, ClientSession, DummyCookieJar, TCPConnector
 from yarl import URL
 
+from mediator.http.bodies import read_body
+
 Result = Literal["ok", "late", "refused", "failed"]
 Observe = Callable[[Result, float], None]
 """Called after each request with its result and the seconds it took."""
@@ -118,10 +120,10 @@ class OutsideService:
     async def _post(self, body: Mapping[str, Any]) -> Any:
         async with self._open().post(self.url, data=orjson.dumps(body), allow_redirects=False) as response:
             if response.status != 200:
-                raise _refusal(self.what, response, await _read(response, _SMALL))
+                raise _refusal(self.what, response, await read_body(response, _SMALL))
             if response.headers.get("Content-Encoding", "identity").lower() != "identity":
                 raise self.invalid("it is compressed, which was not asked for")
-            data = await _read(response, MAX_BODY)
+            data = await read_body(response, MAX_BODY + 1)
         if len(data) > MAX_BODY:
             raise self.invalid(f"it has more than {MAX_BODY} bytes")
         try:
@@ -147,16 +149,6 @@ class OutsideService:
                 auto_decompress=False,
             )
         return self._session
-
-
-async def _read(response: ClientResponse, max_bytes: int) -> bytes:
-    """Read a body, up to the first piece beyond ``max_bytes``."""
-    data = bytearray()
-    async for piece in response.content.iter_any():
-        data += piece
-        if len(data) > max_bytes:
-            break
-    return bytes(data)
 
 
 def _parse(data: bytes) -> Any:

@@ -14,6 +14,7 @@ import orjson
 from conformance.checks import CannotTryError, CheckFailedError, NotOfferedError, Suite, Transcript
 from conformance.didcomm.target import Target
 from mediator.errors import MediatorError
+from mediator.http.bodies import read_body
 from pickup.client import ClientError, DeliveredMessage, Grant, Holder, HttpStatusError, Sender, Wallet
 from pickup.client.conversation import MEDIA_TYPES, ClientResources
 from pickup.client.handshake import ClientHandshake
@@ -335,7 +336,7 @@ class DidcommSession:
         sent = {"Content-Type": MEDIA_TYPES[generation], **headers}
         try:
             async with self.http.post(url, data=io.BytesIO(body), headers=sent, allow_redirects=False) as answer:
-                came = await answer.content.read(MAX_BODY)
+                came = await read_body(answer, MAX_BODY)
                 self.transcript.came(f"HTTP {answer.status}", came)
                 return HttpAnswer(answer.status, dict(answer.headers), came)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:

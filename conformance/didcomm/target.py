@@ -13,6 +13,7 @@ import aiohttp
 import orjson
 
 from conformance.checks import CannotTryError
+from mediator.http.bodies import read_body
 from pickup.client import ClientError, MediatorInvitation
 from pickup.rules.records import Generation
 
@@ -88,7 +89,7 @@ async def _get(session: aiohttp.ClientSession, url: str, accepted: str) -> str:
         async with session.get(url, headers={"Accept": accepted}, allow_redirects=False) as answer:
             if 300 <= answer.status < 400 and "Location" in answer.headers:
                 return urljoin(url, answer.headers["Location"])
-            return (await answer.content.read(MAX_PAGE)).decode(errors="replace") if answer.status == 200 else ""
+            return (await read_body(answer, MAX_PAGE)).decode(errors="replace") if answer.status == 200 else ""
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
         raise CannotTryError(f"{url}: {error or type(error).__name__}") from error
 

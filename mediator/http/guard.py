@@ -26,6 +26,7 @@ from aiohttp.abc import AbstractResolver
 from yarl import URL
 
 from mediator.errors import AddressRefusedError, UnreachableError
+from mediator.http.bodies import read_body
 
 Network = IPv4Network | IPv6Network
 Address = IPv4Address | IPv6Address
@@ -81,12 +82,10 @@ class Guard:
                 raise UnreachableError(f"expected status 200, got {response.status}")
             if response.headers.get("Content-Encoding", "identity").lower() != "identity":
                 raise UnreachableError("expected a body that is not compressed")
-            body = bytearray()
-            async for chunk in response.content.iter_any():
-                body += chunk
-                if len(body) > max_bytes:
-                    raise UnreachableError(f"expected a body of at most {max_bytes} bytes")
-            return bytes(body)
+            body = await read_body(response, max_bytes + 1)
+            if len(body) > max_bytes:
+                raise UnreachableError(f"expected a body of at most {max_bytes} bytes")
+            return body
 
     async def post(self, url: str, body: bytes, content_type: str, seconds: float) -> int:
         """Return the status of the response within ``seconds``; its body is not read.

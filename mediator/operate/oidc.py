@@ -24,6 +24,7 @@ from joserfc.errors import JoseError
 from joserfc.jwk import KeySet
 
 from mediator.errors import SignInFailedError, UnreachableError
+from mediator.http.bodies import read_body
 from mediator.settings.sections import OidcSettings
 
 KEEP_SECONDS = 3600.0
@@ -186,12 +187,10 @@ async def _fetch(method: str, url: str, **options: Any) -> tuple[int, Mapping[st
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=REQUEST_SECONDS)) as session,
             session.request(method, url, allow_redirects=False, **options) as response,
         ):
-            body = bytearray()
-            async for chunk in response.content.iter_any():
-                body += chunk
-                if len(body) > MAX_ANSWER:
-                    raise UnreachableError(f"oidc.issuer: {url} sent more than {MAX_ANSWER} bytes")
-            answer = orjson.loads(bytes(body))
+            body = await read_body(response, MAX_ANSWER + 1)
+            if len(body) > MAX_ANSWER:
+                raise UnreachableError(f"oidc.issuer: {url} sent more than {MAX_ANSWER} bytes")
+            answer = orjson.loads(body)
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
         raise UnreachableError(f"oidc.issuer: {url} did not answer correctly ({type(error).__name__})") from error
     if not isinstance(answer, dict):

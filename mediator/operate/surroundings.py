@@ -22,6 +22,7 @@ from yarl import URL
 
 from mediator.broker import Broker
 from mediator.errors import MediatorError
+from mediator.http.bodies import read_body
 from mediator.metrics import Metrics
 from mediator.operate.diagnosis import Finding, Level
 
@@ -142,7 +143,7 @@ async def _reach(watched: PublicUrl) -> str:
         ):
             if answer.status != 200:
                 return f"expected status 200, got {answer.status}"
-            if watched.proof() not in (await answer.content.read(_MAX_BODY)).decode(errors="replace"):
+            if watched.proof() not in (await read_body(answer, _MAX_BODY)).decode(errors="replace"):
                 return "another service answers there"
         watched.certificate_ends = await _certificate_end(URL(watched.url), trusted)
     except TimeoutError:

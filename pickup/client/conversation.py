@@ -13,6 +13,7 @@ import aiohttp
 import orjson
 
 from mediator.errors import MediatorError
+from mediator.http.bodies import read_body
 from mediator.http.guard import Guard
 from pickup.client.plaintext import (
     ClientError,
@@ -57,7 +58,7 @@ async def post(
             body = await _read(answer, url)
             if not 200 <= answer.status < 300:
                 raise HttpStatusError(answer.status, body[:SHOWN].decode(errors="replace"))
-            return bytes(body) or None
+            return body or None
     except (aiohttp.ClientError, TimeoutError) as error:
         raise NoAnswerError(f"{url}: {error or type(error).__name__}") from error
 
@@ -86,12 +87,10 @@ async def get_json(session: aiohttp.ClientSession, url: str, seconds: float) -> 
         raise NoAnswerError(f"{url}: {error or type(error).__name__}") from error
 
 
-async def _read(answer: aiohttp.ClientResponse, url: str) -> bytearray:
-    body = bytearray()
-    async for piece in answer.content.iter_any():
-        body += piece
-        if len(body) > MAX_BYTES:
-            raise ClientError(f"{url} answered more than {MAX_BYTES} bytes")
+async def _read(answer: aiohttp.ClientResponse, url: str) -> bytes:
+    body = await read_body(answer, MAX_BYTES + 1)
+    if len(body) > MAX_BYTES:
+        raise ClientError(f"{url} answered more than {MAX_BYTES} bytes")
     return body
 
 

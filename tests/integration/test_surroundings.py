@@ -19,6 +19,7 @@ from mediator.operate.surroundings import Surroundings
 from tests.harness.app import app
 from tests.harness.certificates import issue
 from tests.harness.core import Core, core
+from tests.harness.pieces import serving_in_pieces
 from tests.harness.service import free_port
 from tests.harness.waiting import until
 
@@ -87,6 +88,13 @@ async def test_a_url_that_leads_elsewhere_is_a_problem(tmp_path: Path, answer: w
         (found,), metrics = await look(inner, f"http://127.0.0.1:{port}")
         assert (found.level, found.link, up(metrics)) == (Level.PROBLEM, "/settings", 0)
         assert said in found.text
+
+
+async def test_an_answer_may_come_in_pieces(tmp_path: Path) -> None:
+    page = f'{{"x": "{"a" * 3000}", "did": "{PROOF}"}}'.encode()
+    async with core(tmp_path) as inner, serving_in_pieces(page[:1400], page[1400:]) as port:
+        found, metrics = await look(inner, f"http://127.0.0.1:{port}")
+        assert (found, up(metrics)) == ([], 1)
 
 
 async def test_whoever_asks_early_gets_what_the_first_look_finds(tmp_path: Path) -> None:
