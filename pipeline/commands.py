@@ -10,6 +10,7 @@ from contextlib import closing
 from dataclasses import asdict
 from datetime import date
 from enum import StrEnum
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +23,7 @@ from mediator.errors import BadRequestError, SetupError, UnavailableError
 from mediator.mailboxes.address import parse_address
 from mediator.operate.runs import KEPT
 from mediator.operate.units import format_duration
+from mediator.system.extras import install_command
 from pipeline.jobs import (
     Lake,
     SparkOptions,
@@ -113,6 +115,30 @@ def compact(
         done = compaction.compact(
             folder, keep_days=keep_days, keep_archive_days=keep_archive_days, on_progress=on_progress
         )
+        numbers.update(asdict(done))
+    print_result(done.lines(), numbers, options.as_json)
+
+
+@app.command(epilog="Example: mediator pipeline publish --iceberg prod --namespace mail")
+def publish(
+    iceberg: Annotated[
+        str,
+        typer.Option(metavar="CATALOG", help="The catalog, by its name in the configuration of pyiceberg."),
+    ],
+    namespace: Annotated[str, typer.Option(metavar="NAME", help="Where the tables go in the catalog.")] = "mediator",
+    lake: Lake = None,
+    *,
+    options: CommandOptions,
+) -> None:
+    """Publish the lake's tables in an Iceberg catalog, as the files that they are; needs no Spark."""
+    require_spark()
+    if not find_spec("pyiceberg"):
+        raise SetupError(f"pyiceberg is not installed: {install_command('iceberg')}")
+    settings = options.load()
+    with recorded_run(settings, "publish") as numbers:
+        from pipeline.lake import iceberg as lake_iceberg
+
+        done = lake_iceberg.publish(lake_of(settings, lake), iceberg, namespace)
         numbers.update(asdict(done))
     print_result(done.lines(), numbers, options.as_json)
 

@@ -23,6 +23,8 @@ __all__ = ["alone", "external", "mediator", "service"]
 PAGE = Path(__file__).parents[2] / "docs" / "json.md"
 SPARK = {"pipeline compact", "pipeline embed", "pipeline ingest", "pipeline replay", "pipeline report"}
 """These start Spark, and are run in tests/slow/spark."""
+CATALOG = {"pipeline publish"}
+"""Run in tests/unit/test_lake_iceberg.py, with a catalog."""
 CARD = '{"name": "Ann", "mailbox": "json.ann", "description": "Translates.", "skills": [{"id": "a", "name": "words"}]}'
 POSTGRES = {"migrate-to"}
 """Run in tests/integration/test_backup.py."""
@@ -198,7 +200,7 @@ def with_json() -> list[str]:
 def test_the_page_has_every_command():
     assert sorted(shapes()) == sorted(with_json())
     run = {name_of(line, with_json()) for line in RUNS.strip().splitlines()}
-    assert set(with_json()) - run == SPARK | POSTGRES
+    assert set(with_json()) - run == SPARK | CATALOG | POSTGRES
 
 
 def test_every_command_prints_what_the_page_says(mediator: Mediator, external, service: Service, tmp_path):
