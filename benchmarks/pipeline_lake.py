@@ -127,10 +127,10 @@ def _duckdb(source: Path, lake: Path) -> float:
                 from read_json('{source}/0*.jsonl', format='newline_delimited', columns={columns}))""",
             kept=True,
         )
-        engine.writer("select * from journal_events", EVENTS)(lake / "events", PARTITION)
+        engine.writer("select * from journal_events", EVENTS)(lake, "events", PARTITION)
         define_event_views(engine)
         for name, schema in TABLES.items():
-            engine.writer(read_sql(name), schema)(lake / name, PARTITION)
+            engine.writer(read_sql(name), schema)(lake, name, PARTITION)
     return time.perf_counter() - started
 
 

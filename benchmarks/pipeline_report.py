@@ -44,14 +44,13 @@ def run(bench: Bench) -> Iterator[ResultRow]:
 def fill(lake: Path, days: range) -> None:
     """Add days of traffic to a lake: a few busy mailboxes and many quiet ones, by office hours, of three tenants."""
     from pipeline.lake import EVENTS as EVENTS_TABLE
-    from pipeline.lake import table_path
     from pipeline.lake.delta import LakeTable, lock_lake
     from pipeline.reports.engines import duck_engine
     from pipeline.source.schema import EVENTS, PARTITION
 
     with lock_lake(lake, create=True), duck_engine() as engine:
         engine.define("drawn", _drawn(days), kept=True)
-        table = LakeTable(table_path(lake, EVENTS_TABLE), EVENTS, PARTITION)
+        table = LakeTable(lake / EVENTS_TABLE, EVENTS, PARTITION)
         name = f"{days.stop:020d}-bench"
         table.append_written(engine.writer(_events(), EVENTS), name, {"bench": days.stop})
 

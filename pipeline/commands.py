@@ -29,13 +29,13 @@ from pipeline.jobs import (
     SparkOptions,
     is_small,
     job,
-    lake_of,
     print_result,
     progress_of,
     recorded_run,
     require_spark,
 )
-from pipeline.lake import ARCHIVE, EVENTS, REPORT, table_path
+from pipeline.lake import ARCHIVE, EVENTS, REPORT, Place
+from pipeline.settings import lake_of, report_file
 
 if TYPE_CHECKING:
     from mediator.settings.settings import Settings
@@ -163,7 +163,7 @@ def archive(key_file: KeyFile = None, *, options: SparkOptions) -> None:
         print_result(nothing.lines(), numbers, options.as_json)
         return
 
-    def is_short(_settings: "Settings", _lake: Path) -> bool:
+    def is_short(_settings: "Settings", _lake: Place) -> bool:
         return len(lake_archive.split_outbox(source, until)) <= 1
 
     with job("archive", options, creates=True, short=is_short) as work:
@@ -254,7 +254,12 @@ def report(
         str | None, typer.Option(metavar="NAME", help="Only this tenant's mail.", show_default="all tenants")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Where the page goes.", show_default=f"{REPORT}, in the lake")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Where the page goes.",
+            show_default=f"{REPORT}, in the lake",
+        ),
     ] = None,
     addresses: Annotated[
         bool,
@@ -315,7 +320,7 @@ def report(
                 gaps=gaps,
                 quarantined=quarantined,
             )
-        path = (output if output is not None else work.lake / REPORT).absolute()
+        path = (output if output is not None else report_file(work.settings, work.lake)).absolute()
         named = _find_addresses(work.settings, summary.listed()) if addresses else {}
         _write(path, page(summary, clock, named), private=addresses)
         if csv_file is not None:
@@ -422,11 +427,11 @@ def runs(
     options.print_rows({"runs": found}, _COLUMNS, [_row(run) for run in found], "the pipeline has not run yet")
 
 
-def _is_small_table(name: str) -> "Callable[[Settings, Path], bool]":
-    return lambda _settings, lake: is_small(table_path(lake, name).rglob("*.parquet"))
+def _is_small_table(name: str) -> "Callable[[Settings, Place], bool]":
+    return lambda _settings, lake: isinstance(lake, Path) and is_small((lake / name).rglob("*.parquet"))
 
 
-def _is_small_journal(settings: "Settings", _lake: Path) -> bool:
+def _is_small_journal(settings: "Settings", _lake: Place) -> bool:
     from mediator.journal import FOLDER
     from mediator.journal.segments import read_up_to
 

@@ -17,6 +17,7 @@ from mediator.cli.options import CommandError, CommandOptions
 from mediator.errors import BadRequestError, SetupError
 from mediator.operate.runs import RUN_VARIABLE, Outcome
 from mediator.system.extras import install_command
+from pipeline.lake import SCHEMES, Place, is_url
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,10 +42,10 @@ def _setting(text: str | tuple[str, str]) -> tuple[str, str]:
     return key, value
 
 
-def _folder(text: str | Path) -> Path:
-    if "://" in str(text):
-        raise typer.BadParameter(f'expected a folder of this machine, got "{text}"; object stores are not supported')
-    return Path(text)
+def _place(text: str) -> str:
+    if "://" in text and not is_url(text):
+        raise typer.BadParameter(f'expected a folder or {", ".join(f"{name}://…" for name in SCHEMES)}, got "{text}"')
+    return text
 
 
 Master = Annotated[
@@ -62,12 +63,12 @@ Remote = Annotated[
     typer.Option(metavar="URL", help="Spark Connect server to run on, as sc://HOST:PORT; instead of --master."),
 ]
 Lake = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
-        metavar="DIR",
-        help="Folder of the lake, on this machine's file system.",
-        parser=_folder,
-        show_default="lake, in the data directory",
+        metavar="PLACE",
+        help="Folder of the lake, or its URL in an object store.",
+        parser=_place,
+        show_default="pipeline.lake, else lake in the data directory",
     ),
 ]
 
@@ -90,8 +91,8 @@ class Job:
     """The context of a running command."""
 
     settings: "Settings"
-    lake: Path
-    """The folder of the lake, which may not exist yet."""
+    lake: Place
+    """Where the lake is, which may not exist yet."""
     session: "SparkSession | None"
     on_progress: "ProgressCallback"
     """Shows its progress; see :data:`pipeline.lake.ProgressCallback`."""
@@ -112,7 +113,7 @@ def job(
     *,
     creates: bool = False,
     on_spark: bool = True,
-    short: "Callable[[Settings, Path], bool] | None" = None,
+    short: "Callable[[Settings, Place], bool] | None" = None,
 ) -> Iterator[Job]:
     """Read the settings, start Spark, and stop it at the end; all of it is recorded as a run.
 
@@ -129,7 +130,6 @@ def job(
     if len(conf) > MAX_CONF:
         raise typer.BadParameter(f"expected at most {MAX_CONF}, got {len(conf)}", param_hint="--conf")
     settings = options.load()
-    folder = lake_of(settings, options.lake)
     started = False
     import duckdb
     from py4j.protocol import Py4JError
@@ -137,7 +137,9 @@ def job(
 
     from pipeline.lake.delta import check_usable
     from pipeline.session import error_reason, session_scope
+    from pipeline.settings import lake_of
 
+    folder = lake_of(settings, options.lake)
     check_usable(folder, create=creates)
 
     with recorded_run(settings, name) as numbers, progress_of(name) as on_progress:
@@ -220,11 +222,6 @@ def record_run(
                     history.end(run, outcome, {}, why)
             except Exception as error:
                 say(f"the end of this run is not recorded: {error}")
-
-
-def lake_of(settings: "Settings", lake: Path | None) -> Path:
-    """Return the folder of the lake: the one that was named, else ``lake`` in the data directory."""
-    return (lake if lake is not None else settings.data_dir / "lake").absolute()
 
 
 def is_small(files: Iterable[Path]) -> bool:

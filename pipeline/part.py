@@ -41,24 +41,31 @@ class PipelinePart(Part):
         All else in the lake names mailboxes by number.
         """
         from importlib.util import find_spec
+        from pathlib import Path
 
         from mediator.errors import MediatorError
         from mediator.system.extras import install_command
-        from pipeline.lake import ARCHIVE, REPORT, table_path
+        from pipeline.lake import ARCHIVE
+        from pipeline.settings import lake_of, report_file
 
-        lake, removed = settings.data_dir / "lake", {}
-        report = lake / REPORT
+        lake, removed = lake_of(settings), {}
+        report = report_file(settings, lake)
         if report.is_file() and address.encode() in report.read_bytes():
             report.unlink()
             removed["reports"] = 1
-        if not table_path(lake, ARCHIVE).joinpath("_delta_log").is_dir():
+        if isinstance(lake, Path) and not (lake / ARCHIVE / "_delta_log").is_dir():
             return ForgottenFiles(removed) if removed else None
         if not find_spec("deltalake"):
             left = f"the archive in {lake}: {install_command('pipeline')} and run the command again"
             return ForgottenFiles(removed, left)
         from pipeline.lake.archive import forget
+        from pipeline.lake.delta import translate_errors
+        from pipeline.lake.storage import is_table
 
         try:
+            with translate_errors(lake):
+                if not is_table(lake / ARCHIVE):
+                    return ForgottenFiles(removed) if removed else None
             return ForgottenFiles(removed | {"archived": forget(lake, tenant, address)})
         except MediatorError as error:
             return ForgottenFiles(removed, f"the archive in {lake}: {error}; run the command again")
@@ -75,7 +82,7 @@ class PipelinePart(Part):
         from mediator.operate.run_history import RunHistory, RunOperations
         from pipeline.outbox import ArchiveOperations
         from pipeline.service import CHECK_SECONDS, PipelineOperations, PipelineScheduler, add_pages
-        from pipeline.settings import PipelineSettings
+        from pipeline.settings import PipelineSettings, lake_of, report_file
 
         chosen = host.settings.section(PipelineSettings)
         history = RunHistory(host.broker, host.settings.instance, host.metrics)
@@ -85,8 +92,9 @@ class PipelinePart(Part):
         host.operations.add_methods(ArchiveOperations(host.broker))
         host.add_doctor_check(runs.examine)
         scheduler = PipelineScheduler(history, host.broker, host.settings)
-        host.operations.add_methods(PipelineOperations(scheduler, host.settings.data_dir, chosen.every))
-        add_pages(host.console, host.settings.data_dir)
+        report = report_file(host.settings, lake_of(host.settings))
+        host.operations.add_methods(PipelineOperations(scheduler, report, chosen.every))
+        add_pages(host.console, report)
         if chosen.every:
             host.add_job(scheduler.start_due, CHECK_SECONDS, "due runs of the pipeline")
         try:

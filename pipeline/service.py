@@ -41,7 +41,6 @@ from mediator.operate.scheduler import CoalescingTask
 from mediator.settings.settings import Settings
 from mediator.settings.sources import CONFIG_VARIABLE, ENV_PREFIX, variable_name
 from mediator.system.child_process import ChildEnd, run_child
-from pipeline.lake import REPORT
 from pipeline.reports import ADDRESSES
 from pipeline.settings import PipelineSettings
 
@@ -224,6 +223,9 @@ def _child_environment(settings: Settings) -> dict[str, str]:
         environment[variable_name(("database_url",))] = settings.database_url.get_secret_value()
     chosen = settings.section(PipelineSettings)
     environment[variable_name(("pipeline", "delivery_goal_seconds"))] = str(chosen.delivery_goal_seconds)
+    environment[variable_name(("pipeline", "lake"))] = chosen.lake
+    for name, value in chosen.storage.items():
+        environment[variable_name(("pipeline", "storage", name))] = value.get_secret_value()
     key_file = chosen.archive_key_file
     if key_file is not None:
         environment[variable_name(("pipeline", "archive_key_file"))] = str(key_file.absolute())
@@ -263,18 +265,13 @@ class ChildLog:
         return 1 if text else 0
 
 
-def report_file(data_dir: Path) -> Path:
-    """Return where ``mediator pipeline report`` writes its page by default."""
-    return data_dir / "lake" / REPORT
-
-
 class PipelineOperations:
     """The operations ``run-start``, ``run-cancel`` and ``pipeline-state``."""
 
-    def __init__(self, scheduler: PipelineScheduler, data_dir: Path, every: int) -> None:
-        """``every``: hours between scheduled runs; 0: none."""
+    def __init__(self, scheduler: PipelineScheduler, report: Path, every: int) -> None:
+        """``report``: where the page of a report is; ``every``: hours between scheduled runs; 0: none."""
         self._scheduler = scheduler
-        self._report = report_file(data_dir)
+        self._report = report
         self._every = every
 
     @operation(
@@ -330,11 +327,10 @@ def _describe_report(file: Path) -> dict[str, Any] | None:
     return {"at": status.st_mtime, "bytes": status.st_size}
 
 
-def add_pages(console: Console, data_dir: Path) -> None:
-    """Add the pages; ``data_dir`` has the folder of the lake."""
+def add_pages(console: Console, file: Path) -> None:
+    """Add the pages; ``file`` is where the page of a report is."""
 
     async def show_report(visit: Visit) -> Shown:
-        file = report_file(data_dir)
         size = await asyncio.to_thread(lambda: file.stat().st_size if file.is_file() and not file.is_symlink() else 0)
         if not 0 < size <= MAX_REPORT:
             raise web.HTTPNotFound

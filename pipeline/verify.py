@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mediator.system.extras import install_command
 from mediator.verify.checks import Damage, DamageKind, Installation, Progress, SkippedError, VerifyCheck
-from pipeline.lake import TABLES, table_path
+from pipeline.lake import TABLES
 
 LAKE = DamageKind(
     "lake_files",
@@ -25,7 +25,7 @@ class LakeFiles(VerifyCheck):
     def run(self, installation: Installation, progress: Progress) -> Iterator[Damage]:
         """See :class:`VerifyCheck`."""
         lake = installation.data_dir / "lake"
-        tables = [path for name in TABLES if (path := table_path(lake, name)).joinpath("_delta_log").is_dir()]
+        tables = [path for name in TABLES if (path := lake / name).joinpath("_delta_log").is_dir()]
         if not tables:
             return
         if not find_spec("deltalake"):

@@ -22,8 +22,9 @@ from mediator.operate.operations import MAX_LONG_REQUEST
 from mediator.operate.units import format_count
 from pipeline.embedding.cards import read_catalog, read_registered
 from pipeline.embedding.model import Model
-from pipeline.lake import BAD_CARDS, VECTORS, ProgressCallback, no_progress, table_path
-from pipeline.lake.delta import LakeTable, lock_lake, read_files
+from pipeline.lake import BAD_CARDS, VECTORS, Place, ProgressCallback, no_progress
+from pipeline.lake.delta import LakeTable, lock_lake
+from pipeline.lake.storage import read_files
 from pipeline.source.options import ReadOptions
 from registry.api.operations import MAX_TOGETHER
 
@@ -151,15 +152,15 @@ class RegistryClient:
 class VectorTable:
     """The lake's table of vectors."""
 
-    def __init__(self, spark: SparkSession, lake: Path) -> None:
+    def __init__(self, spark: SparkSession, lake: Place) -> None:
         """Open or create it; the lake must be locked."""
         self._spark = spark
-        self._table = LakeTable(table_path(lake, VECTORS), VECTORS_SCHEMA)
+        self._table = LakeTable(lake / VECTORS, VECTORS_SCHEMA)
         self._table.sweep()
 
     def read(self, space: str) -> DataFrame:
         """Return the vectors of a space: ``digest``, ``vectors``, ``problem``."""
-        rows = read_files(self._spark, VECTORS_SCHEMA, [file["path"] for file in self._table.files()])
+        rows = read_files(self._spark, VECTORS_SCHEMA, self._table.all_files())
         return rows.where(F.col("space") == space).drop("space")
 
     def fill(self, cards: DataFrame, model: Model, on_progress: ProgressCallback) -> int:
@@ -189,7 +190,7 @@ class VectorTable:
 
 def embed_catalog(
     spark: SparkSession,
-    lake: Path,
+    lake: Place,
     files: Sequence[Path],
     model: Model,
     service: RegistryClient,
@@ -227,7 +228,7 @@ def embed_catalog(
 
 def embed_registered(
     spark: SparkSession,
-    lake: Path,
+    lake: Place,
     source: ReadOptions,
     model: Model,
     service: RegistryClient,
@@ -275,7 +276,12 @@ def _count(read: DataFrame) -> EmbedResult:
 
 
 def _fill(
-    spark: SparkSession, lake: Path, cards: DataFrame, model: Model, summary: EmbedResult, on_progress: ProgressCallback
+    spark: SparkSession,
+    lake: Place,
+    cards: DataFrame,
+    model: Model,
+    summary: EmbedResult,
+    on_progress: ProgressCallback,
 ) -> DataFrame:
     """Return the vectors of cards; those that the model cannot encode are stored as bad cards."""
     table = VectorTable(spark, lake)
@@ -324,11 +330,11 @@ def agent_with(agent_no: int, card_revision: int, vectors: bytes) -> SizedAgent:
     return [agent_no, card_revision, encoded], len(encoded) + 64
 
 
-def store_bad_cards(spark: SparkSession, lake: Path, cards: DataFrame) -> None:
+def store_bad_cards(spark: SparkSession, lake: Place, cards: DataFrame) -> None:
     """Add cards with ``file``, ``digest`` and ``reason`` to the table of bad cards, unless it has them."""
-    table = LakeTable(table_path(lake, BAD_CARDS), BAD_CARDS_SCHEMA)
+    table = LakeTable(lake / BAD_CARDS, BAD_CARDS_SCHEMA)
     table.sweep()
-    known = read_files(spark, BAD_CARDS_SCHEMA, [file["path"] for file in table.files()])
+    known = read_files(spark, BAD_CARDS_SCHEMA, table.all_files())
     new = cards.dropDuplicates(["digest"]).join(known.select("digest", "reason"), ["digest", "reason"], "left_anti")
     start = F.col("card").substr(1, TEXT_BYTES)
     rows = new.select(

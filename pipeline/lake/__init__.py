@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ProgressCallback = Callable[[str, int, int | None], None]
@@ -27,15 +28,36 @@ TABLES = (
     *(USAGE_GROUPS, USAGE_HOURLY, USAGE_MESSAGES, USAGE_WAIT_COUNTS, USAGE_WAITS),
 )
 """The tables of the pipeline; users may keep others in the lake's folder."""
+SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss")
+"""Object stores; the part of a URL before ``://``."""
 REPORT = "report.html"
 """The page of the newest report, unless a run names another file."""
 REPLAYS = "replays"
 """The folder of the checkpoints of unfinished replays; not a table."""
 
 
-def table_path(lake: Path, name: str) -> Path:
-    """Return the folder of a table of the lake."""
-    return lake / name
+@dataclass(frozen=True, slots=True)
+class ObjectPlace:
+    """A place in an object store."""
+
+    url: str
+    options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    """What opens it, as deltalake names them; secrets among them."""
+
+    def __truediv__(self, name: str) -> "ObjectPlace":
+        return ObjectPlace(f"{self.url.rstrip('/')}/{name}", self.options)
+
+    def __str__(self) -> str:
+        return self.url
+
+
+Place = Path | ObjectPlace
+"""A folder, or a place in an object store: a lake, or a table in it."""
+
+
+def is_url(text: str) -> bool:
+    """Whether a text is the URL of a place in an object store."""
+    return text.partition("://")[0] in SCHEMES and "://" in text
 
 
 def spark_path(path: Path | str) -> str:

@@ -10,16 +10,14 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, DateType, LongType, StringType, StructField, StructType
 
@@ -27,9 +25,10 @@ from mediator.errors import SetupError, UnavailableError
 from mediator.mailboxes.message import OutboxKey
 from mediator.operate.units import format_count
 from pipeline.lake import ARCHIVE as ARCHIVE_TABLE
-from pipeline.lake import ProgressCallback, no_progress, spark_path, table_path
+from pipeline.lake import Place, ProgressCallback, no_progress
 from pipeline.lake.delta import LakeTable, check_lake, lock_lake
 from pipeline.lake.sealing import Key, Opener, Sealer
+from pipeline.lake.storage import DataFiles, is_table, read_files
 from pipeline.source.database import open_database
 from pipeline.source.options import ReadOptions
 from pipeline.source.schema import MESSAGES, NAMES, to_batch
@@ -64,7 +63,6 @@ ARCHIVE = StructType(
 """
 PARTITION = "date"
 OPENED = StructType([field for field in ARCHIVE.fields if field.name != "sealed_headers"])
-_PLAIN = StructType([field for field in ARCHIVE.fields if field.name != PARTITION])
 _MAP = pa.map_(pa.string(), pa.string())
 RemoveCopies = Callable[[Sequence[OutboxKey]], object]
 """Removes copies from the outbox."""
@@ -97,7 +95,7 @@ class OutboxRange:
 def archive(
     spark: SparkSession,
     source: ReadOptions,
-    lake: Path,
+    lake: Place,
     key: Key | None,
     remove: RemoveCopies,
     on_progress: ProgressCallback = no_progress,
@@ -110,7 +108,7 @@ def archive(
     removed copies are still there; and what ``remove`` raises. Nothing is lost: the next run continues.
     """
     with lock_lake(lake, create=True):
-        archived = LakeTable(table_path(lake, ARCHIVE_TABLE), ARCHIVE, PARTITION)
+        archived = LakeTable(lake / ARCHIVE_TABLE, ARCHIVE, PARTITION)
         archived.sweep()
         if key is None and any(file["max.key_id"] is not None for file in archived.files("key_id")):
             raise SetupError(f"{archived.path}: the archive is sealed; pass --key-file, or archive into another lake")
@@ -132,7 +130,8 @@ def archive(
             version = archived.version
             summary.messages += archived.append_next(_read_outbox(spark, source, waiting, key), "outbox")
             # What was committed, not what was requested: PostgreSQL may show a number after a higher one.
-            remove(_copies(archived.added_since(version) or []))
+            added = archived.added_since(version)
+            remove([] if added is None else _copies(added))
         return summary
 
 
@@ -140,24 +139,26 @@ def _archived_copies(archived: LakeTable, source: ReadOptions, span: OutboxRange
     """Return which copies of a range the lake already has."""
     bounds = f"min.{SEQ}", f"max.{SEQ}"
     files = [
-        file["path"]
+        file["name"]
         for file in archived.files(SEQ)
         if None in (file[bounds[0]], file[bounds[1]])
         or (file[bounds[0]] <= span.last and file[bounds[1]] >= span.first)
     ]
     if not files:
         return []
-    archived_copies = set(_copies(files, (ds.field(SEQ) >= span.first) & (ds.field(SEQ) <= span.last)))
+    archived_copies = set(
+        _copies(archived.open_files(files), (ds.field(SEQ) >= span.first) & (ds.field(SEQ) <= span.last))
+    )
     return [copy for copy in _to_copies(read_identities(source, span)) if copy in archived_copies]
 
 
-def _copies(files: Sequence[str], wanted: ds.Expression | None = None) -> list[OutboxKey]:
+def _copies(files: DataFiles, wanted: ds.Expression | None = None) -> list[OutboxKey]:
     """Return the copies that files of the lake hold."""
-    if not files:
+    if not files.names:
         return []
     columns = {name: ds.field(name) for name in (SEQ, *OutboxKey._fields[1:])}
     columns["created_at"] = columns["created_at"].cast(pa.timestamp("ms", "UTC")).cast(pa.int64())
-    return _to_copies(ds.dataset(files, format="parquet").to_table(columns=columns, filter=wanted))
+    return _to_copies(files.dataset().to_table(columns=columns, filter=wanted))
 
 
 def _to_copies(rows: Any) -> list[OutboxKey]:
@@ -256,21 +257,21 @@ def _seal_columns(columns: dict[str, Any], key: Key, sealer: Sealer) -> dict[str
     }
 
 
-def read_stored(spark: SparkSession, lake: Path) -> DataFrame:
-    """Return the archive's rows as stored, sealed or not (:data:`ARCHIVE`); empty if nothing was archived yet.
+def read_stored(
+    spark: SparkSession, lake: Place, columns: Sequence[str] = ARCHIVE.names, where: ds.Expression | None = None
+) -> DataFrame:
+    """Return columns of the archive's rows as stored, sealed or not (:data:`ARCHIVE`).
 
-    Raises :class:`SetupError` when the folder is not a lake, or a newer version wrote the table.
+    ``where`` has tasks skip rows that fail it. Raises :class:`SetupError` when the folder is not a lake, or a newer
+    version wrote the table.
     """
     check_lake(lake)
-    path = table_path(lake, ARCHIVE_TABLE)
-    files = (
-        [file["path"] for file in LakeTable(path, ARCHIVE, PARTITION).files()] if (path / "_delta_log").exists() else []
-    )
-    if not files:
-        return spark.createDataFrame([], ARCHIVE)
-    # The day is in the names of folders, which Spark and deltalake write differently.
-    rows = spark.read.schema(_PLAIN).parquet(*map(spark_path, files))
-    return rows.selectExpr("*", f"to_date(created_at) AS {PARTITION}")
+    path = lake / ARCHIVE_TABLE
+    files = LakeTable(path, ARCHIVE, PARTITION).all_files() if is_table(path) else DataFiles(path, ())
+    stored = StructType([ARCHIVE[name] for name in columns if name != PARTITION])
+    rows = read_files(spark, stored, files, where)
+    # The day is not in the files.
+    return rows.withColumn(PARTITION, F.to_date("created_at")) if PARTITION in columns else rows
 
 
 def unseal(rows: DataFrame, keys: Sequence[Key]) -> DataFrame:
@@ -281,7 +282,7 @@ def unseal(rows: DataFrame, keys: Sequence[Key]) -> DataFrame:
     return rows.select(*ARCHIVE.names).mapInArrow(partial(_open, tuple(keys)), OPENED)
 
 
-def read_archive(spark: SparkSession, lake: Path, keys: Sequence[Key] = ()) -> DataFrame:
+def read_archive(spark: SparkSession, lake: Place, keys: Sequence[Key] = ()) -> DataFrame:
     """Return the archived messages, unsealed, as :data:`OPENED`; see :func:`read_stored` and :func:`unseal`."""
     return unseal(read_stored(spark, lake), keys)
 
@@ -311,7 +312,7 @@ def _unseal_columns(columns: dict[str, Any], opener: Opener) -> dict[str, Any]:
     return {"payload": pa.array(payloads, pa.binary()), "headers": pa.array(headers, _MAP)}
 
 
-def forget(lake: Path, tenant: str, address: str) -> int:
+def forget(lake: Place, tenant: str, address: str) -> int:
     """Remove a mailbox's messages from the archive, and return how many there were; starts no Spark.
 
     The days that have such messages are rewritten without them. Former files are deleted, and so is the table's log,
@@ -319,23 +320,17 @@ def forget(lake: Path, tenant: str, address: str) -> int:
     Raises as :func:`pipeline.lake.delta.lock_lake`.
     """
     with lock_lake(lake):
-        table = LakeTable(table_path(lake, ARCHIVE_TABLE), ARCHIVE, PARTITION)
-        days: dict[str, list[Path]] = {}
+        table = LakeTable(lake / ARCHIVE_TABLE, ARCHIVE, PARTITION)
+        days: dict[str, list[str]] = {}
         for file in table.files():
-            days.setdefault(str(file["partition"]), []).append(Path(file["path"]))
+            days.setdefault(str(file["partition"]), []).append(file["name"])
+        its = (ds.field("tenant") == tenant) & (ds.field("mailbox") == address)
         removed = 0
-        for day, paths in days.items():
-            count = 0
-            for path in paths:
-                rows = pq.ParquetFile(path).read(columns=["tenant", "mailbox"])
-                count += int(pc.sum(_is_of(rows, tenant, address).cast(pa.int64())).as_py() or 0)
+        for day, names in days.items():
+            count = table.open_files(names).dataset().count_rows(filter=its)
             if count:
-                table.rewrite(day, paths, lambda rows: rows.filter(pc.invert(_is_of(rows, tenant, address))))
+                table.rewrite(day, names, lambda rows: rows.filter(~its))
                 removed += count
         # Also where a former run was killed between its commits and this.
         table.drop_history()
         return removed
-
-
-def _is_of(rows: pa.Table, tenant: str, address: str) -> pa.ChunkedArray:
-    return pc.and_(pc.equal(rows["tenant"], tenant), pc.equal(rows["mailbox"], address))

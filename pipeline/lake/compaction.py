@@ -8,8 +8,9 @@ from pathlib import Path
 from deltalake import DeltaTable
 
 from mediator.operate.units import format_count
-from pipeline.lake import ARCHIVE, EVENTS, TABLES, ProgressCallback, no_progress, table_path
+from pipeline.lake import ARCHIVE, EVENTS, TABLES, Place, ProgressCallback, no_progress
 from pipeline.lake.delta import lock_lake
+from pipeline.lake.storage import delta_arguments, is_table
 from pipeline.source.schema import PARTITION
 
 VACUUM_HOURS = 168
@@ -44,7 +45,7 @@ class CompactResult:
 
 
 def compact(
-    lake: Path,
+    lake: Place,
     *,
     keep_days: int | None = None,
     keep_archive_days: int | None = None,
@@ -60,24 +61,24 @@ def compact(
     upkept = CompactResult()
     today = (now or datetime.now(UTC)).date()
     with lock_lake(lake):
-        paths = [path for name in TABLES if (path := table_path(lake, name)).joinpath("_delta_log").is_dir()]
+        paths = [path for name in TABLES if is_table(path := lake / name)]
         for done, path in enumerate(paths):
             on_progress("tables", done, len(paths))
-            if path == table_path(lake, EVENTS):
+            if path == lake / EVENTS:
                 upkept.days += _forget(path, today, keep_days)
-            elif path == table_path(lake, ARCHIVE):
+            elif path == lake / ARCHIVE:
                 upkept.archive_days += _forget(path, today, keep_archive_days)
-            _merge(path, ARCHIVE_FILE_BYTES if path == table_path(lake, ARCHIVE) else None, upkept)
+            _merge(path, ARCHIVE_FILE_BYTES if path == lake / ARCHIVE else None, upkept)
         on_progress("tables", len(paths), len(paths))
     return upkept
 
 
-def _forget(path: Path, today: date, keep_days: int | None) -> int:
+def _forget(path: Place, today: date, keep_days: int | None) -> int:
     """Remove older days, whole partitions at once; return how many."""
     if keep_days is None:
         return 0
     first = (today - timedelta(days=keep_days)).isoformat()
-    delta = DeltaTable(path)
+    delta = DeltaTable(**delta_arguments(path))
     days = [day for part in delta.partitions() if (day := part[PARTITION]) is not None and day < first]
     if days:
         # DeltaTable.delete() panics if the path has brackets.
@@ -86,12 +87,15 @@ def _forget(path: Path, today: date, keep_days: int | None) -> int:
     return len(days)
 
 
-def _merge(path: Path, file_bytes: int | None, upkept: CompactResult) -> None:
-    delta = DeltaTable(path)
+def _merge(path: Place, file_bytes: int | None, upkept: CompactResult) -> None:
+    delta = DeltaTable(**delta_arguments(path))
     merged = delta.optimize.compact(target_size=file_bytes)
     upkept.merged += merged["numFilesRemoved"]
     upkept.made += merged["numFilesAdded"]
-    upkept.removed += len(DeltaTable(path).vacuum(VACUUM_HOURS, dry_run=False, full=True))
+    upkept.removed += len(DeltaTable(**delta_arguments(path)).vacuum(VACUUM_HOURS, dry_run=False, full=True))
+    if not isinstance(path, Path):
+        # A store has no folders.
+        return
     for folder in sorted(path.rglob("*/"), reverse=True):
         if "_delta_log" not in folder.parts and not any(folder.iterdir()):
             folder.rmdir()

@@ -30,8 +30,9 @@ from mediator.operate.units import format_count
 from pipeline.lake import EVENTS as EVENTS_TABLE
 from pipeline.lake import GAPS as GAPS_TABLE
 from pipeline.lake import QUARANTINE as QUARANTINE_TABLE
-from pipeline.lake import ProgressCallback, no_progress, spark_path, table_path
-from pipeline.lake.delta import LakeTable, lock_lake, read_files
+from pipeline.lake import Place, ProgressCallback, no_progress, spark_path
+from pipeline.lake.delta import LakeTable, lock_lake
+from pipeline.lake.storage import read_files
 from pipeline.source.schema import EVENTS, MAX_SEQ, MAX_TIME, PARTITION, VERSION
 
 QUARANTINE = StructType(
@@ -124,7 +125,9 @@ class Segment:
         return f"journal.{self.instance}"
 
 
-def ingest(spark: SparkSession, journal: Path, lake: Path, on_progress: ProgressCallback = no_progress) -> IngestResult:
+def ingest(
+    spark: SparkSession, journal: Path, lake: Place, on_progress: ProgressCallback = no_progress
+) -> IngestResult:
     """Read the journal's closed files that the lake lacks, and mark them read; create the lake if needed.
 
     Raises :class:`SetupError` when there is no such journal or the folder is not a lake, and :class:`UnavailableError`
@@ -138,13 +141,13 @@ def ingest(spark: SparkSession, journal: Path, lake: Path, on_progress: Progress
 class _Ingest:
     """One run."""
 
-    def __init__(self, spark: SparkSession, journal: Path, lake: Path, on_progress: ProgressCallback) -> None:
+    def __init__(self, spark: SparkSession, journal: Path, lake: Place, on_progress: ProgressCallback) -> None:
         self._spark = spark
         self._journal = journal
         self._on_progress = on_progress
-        self._events = LakeTable(table_path(lake, EVENTS_TABLE), EVENTS, PARTITION)
-        self._quarantine = LakeTable(table_path(lake, QUARANTINE_TABLE), QUARANTINE)
-        self._gaps = LakeTable(table_path(lake, GAPS_TABLE), GAPS)
+        self._events = LakeTable(lake / EVENTS_TABLE, EVENTS, PARTITION)
+        self._quarantine = LakeTable(lake / QUARANTINE_TABLE, QUARANTINE)
+        self._gaps = LakeTable(lake / GAPS_TABLE, GAPS)
         self._summary = IngestResult()
 
     def run(self) -> IngestResult:
@@ -192,7 +195,7 @@ class _Ingest:
         good = lines.where(F.col("reason").isNull())
         if any(row.lines > row.names for row in counts):
             good = good.dropDuplicates(_LINE_KEY)
-        if overlapping:
+        if overlapping.names:
             names = StructType([EVENTS[name] for name in _LINE_KEY])
             known = read_files(self._spark, names, overlapping).distinct()
             good = good.join(known, _LINE_KEY, "left_anti")
@@ -203,7 +206,7 @@ class _Ingest:
         summary.events += added
         summary.repeated += sum(row.events for row in counts) - added
         summary.quarantined += bad
-        summary.compared += len(overlapping)
+        summary.compared += len(overlapping.names)
 
     def _quarantine_lines(self, batch: Sequence[Segment]) -> None:
         """Quarantine the invalid lines of a batch, unless a killed run has already done so."""

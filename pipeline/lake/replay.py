@@ -6,13 +6,10 @@ run, the next one with the same selection and target continues: it repeats the l
 drops.
 """
 
-import json
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from hashlib import sha256
-from pathlib import Path
 from typing import Any, Self
 
 import orjson
@@ -24,14 +21,15 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from mediator.errors import BadRequestError, DamagedError
+from mediator.errors import BadRequestError, DamagedError, UnavailableError
 from mediator.mailboxes.bounds import MAX_HEADERS
 from mediator.mailboxes.lanes import LANES
 from mediator.operate.units import format_count
-from pipeline.lake import REPLAYS, ProgressCallback, no_progress, spark_path
+from pipeline.lake import REPLAYS, Place, ProgressCallback, no_progress
 from pipeline.lake.archive import ARCHIVE, read_stored, unseal
-from pipeline.lake.delta import check_lake, lock_folder, sync, translate_errors, write_files
+from pipeline.lake.delta import check_lake, check_present, lock_folder, translate_errors
 from pipeline.lake.sealing import Key, unknown_key
+from pipeline.lake.storage import DataFiles, open_filesystem, read_file, read_files, write_file, write_rows
 from pipeline.source.datasource import FORMAT, register
 from pipeline.source.sink import SinkColumns
 
@@ -51,7 +49,7 @@ _OUTGOING = StructType(
         StructField("refused", StringType()),
     ]
 )
-_PLAN_SCHEMA = StructType([StructField("no", LongType()), *(ARCHIVE[name] for name in (*_KEY, "lane", "key_id"))])
+PLAN_SCHEMA = StructType([StructField("no", LongType()), *(ARCHIVE[name] for name in (*_KEY, "lane", "key_id"))])
 _WORDS = [lane.name.lower() for lane in LANES]
 
 
@@ -111,6 +109,8 @@ class ReplayProgress:
     """Planned messages that NATS cannot carry unchanged."""
     example: str = ""
     """Why one of them was refused."""
+    files: Sequence[str] = field(default=(), compare=False)
+    """The files of the plan."""
 
     @property
     def sent(self) -> int:
@@ -147,50 +147,57 @@ class ReplayProgress:
 class ReplayCheckpoint:
     """The folder of one replay, named by a hash of the selection and the target."""
 
-    def __init__(self, lake: Path, identity: list[Any]) -> None:
+    def __init__(self, lake: Place, identity: list[Any]) -> None:
         digest = sha256(orjson.dumps(identity, option=orjson.OPT_SERIALIZE_DATACLASS | orjson.OPT_SORT_KEYS))
-        self.folder = lake / REPLAYS / digest.hexdigest()[:16]
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self._name = digest.hexdigest()[:16]
+        self._replays = lake / REPLAYS
+        self.folder = self._replays / self._name
+        open_filesystem(lake).create_dir(f"{REPLAYS}/{self._name}", recursive=True)
+        self._saved: ReplayProgress | None = None
 
     def load(self) -> ReplayProgress | None:
         """Return the progress, None for a new replay; :class:`DamagedError` when it cannot be read."""
-        path = self.folder / _PROGRESS
+        self._saved = self._read()
+        return self._saved
+
+    def _read(self) -> ReplayProgress | None:
         try:
-            return ReplayProgress(**orjson.loads(path.read_bytes()))
+            return ReplayProgress(**orjson.loads(read_file(self.folder, _PROGRESS)))
         except FileNotFoundError:
             return None
         except (ValueError, TypeError):
-            raise DamagedError(f"{path} cannot be read; remove {self.folder} to start over") from None
+            raise DamagedError(
+                f"{self.folder}/{_PROGRESS} cannot be read; remove {self.folder} to start over"
+            ) from None
 
     def save(self, progress: ReplayProgress) -> None:
-        """Save the progress."""
-        new = self.folder / f"{_PROGRESS}.new"
-        new.write_text(json.dumps(asdict(progress)))
-        sync(new)
-        new.replace(self.folder / _PROGRESS)
+        """Save the progress; :class:`UnavailableError` if another process has saved its own since."""
+        # In an object store there is no lock. What two of them may have sent twice, the mailbox has dropped.
+        if self._read() != self._saved:
+            raise UnavailableError(f"another process has gone on with the replay in {self.folder}")
+        write_file(self.folder, _PROGRESS, orjson.dumps(asdict(progress)))
+        self._saved = progress
 
-    def save_plan(self, progress: ReplayProgress) -> None:
-        """Sync the plan, then save the progress, which is meaningless without it."""
-        for path in (self.folder / PLAN).glob("*.parquet"):
-            sync(path)
-        self.save(progress)
+    def plan(self, progress: ReplayProgress) -> DataFiles:
+        """Return the files of the plan."""
+        return DataFiles(self.folder, progress.files)
 
     def remove(self) -> None:
         """Remove the checkpoint, the progress first: without it the rest is ignored."""
-        (self.folder / _PROGRESS).unlink()
-        shutil.rmtree(self.folder)
+        open_filesystem(self.folder).delete_file(_PROGRESS)
+        open_filesystem(self._replays).delete_dir(self._name)
 
 
-def preview(spark: SparkSession, lake: Path, selection: ReplaySelection) -> ReplayPreview:
+def preview(spark: SparkSession, lake: Place, selection: ReplaySelection) -> ReplayPreview:
     """Return what a replay would send, without sending; raises as :func:`pipeline.lake.archive.read_stored`."""
-    found = _select(read_stored(spark, lake), selection)
+    found = _select(spark, lake, selection)
     lanes = {row["lane"]: row["count"] for row in plan(found).groupBy("lane").count().collect()}
     return ReplayPreview({word: lanes[word] for word in _WORDS if word in lanes}, found.count() - sum(lanes.values()))
 
 
 def replay(
     spark: SparkSession,
-    lake: Path,
+    lake: Place,
     selection: ReplaySelection,
     target: ReplayTarget,
     keys: Sequence[Key],
@@ -211,12 +218,12 @@ def replay(
         if progress is None:
             on_progress("plan", 0, None)
             progress = _begin(spark, lake, selection, checkpoint)
-        path = checkpoint.folder / PLAN
-        for unknown in _key_ids(path) - {key.id for key in keys}:
+        planned = checkpoint.plan(progress)
+        for unknown in _key_ids(planned) - {key.id for key in keys}:
             raise unknown_key(unknown)
         while progress.done < progress.messages:
             on_progress("messages", progress.done, progress.messages)
-            progress = _send(spark, lake, path, progress, target, keys)
+            progress = _send(spark, lake, planned, progress, target, keys)
             checkpoint.save(progress)
         on_progress("messages", progress.done, progress.messages)
         checkpoint.remove()
@@ -239,38 +246,57 @@ def plan(rows: DataFrame) -> DataFrame:
     return newest.select(number.alias("no"), *_KEY, "lane", "key_id")
 
 
-def _select(rows: DataFrame, selection: ReplaySelection) -> DataFrame:
-    found = rows.where((F.col("tenant") == selection.tenant) & F.col("mailbox").isin(list(selection.mailboxes)))
+def _select(spark: SparkSession, lake: Place, selection: ReplaySelection) -> DataFrame:
+    """Return what :func:`plan` needs of the selected messages."""
+    wanted = (ds.field("tenant") == selection.tenant) & ds.field("mailbox").isin(selection.mailboxes)
     if selection.since is not None:
-        found = found.where(F.col("created_at") >= F.timestamp_millis(F.lit(selection.since)))
+        wanted &= ds.field("created_at") >= _moment(selection.since * 1000)
     if selection.until is not None:
-        found = found.where(F.col("created_at") < F.timestamp_millis(F.lit(selection.until)))
+        wanted &= ds.field("created_at") < _moment(selection.until * 1000)
+    if selection.ids:
+        wanted &= ds.field("msg_id").isin(selection.ids)
+    found = read_stored(spark, lake, ("tenant", "mailbox", *_KEY, "lane", "key", "tags", "key_id"), wanted)
     for tag in selection.tags:
         found = found.where(F.array_contains("tags", tag))
-    return found.where(F.col("msg_id").isin(list(selection.ids))) if selection.ids else found
+    return found
 
 
-def _begin(spark: SparkSession, lake: Path, selection: ReplaySelection, checkpoint: ReplayCheckpoint) -> ReplayProgress:
-    found = _select(read_stored(spark, lake), selection)
-    path = checkpoint.folder / PLAN
-    messages = write_files(plan(found), path)
-    progress = ReplayProgress(messages, replaced=found.count() - messages)
-    checkpoint.save_plan(progress)
+def _moment(microseconds: int) -> pa.Scalar:
+    return pa.scalar(microseconds, pa.timestamp("us", "UTC"))
+
+
+def _begin(
+    spark: SparkSession, lake: Place, selection: ReplaySelection, checkpoint: ReplayCheckpoint
+) -> ReplayProgress:
+    found = _select(spark, lake, selection)
+    written = write_rows(plan(found), PLAN_SCHEMA, checkpoint.folder, PLAN)
+    check_present(checkpoint.folder, PLAN, written)
+    messages = sum(file.rows for file in written)
+    files = [file.path for file in written]
+    progress = ReplayProgress(messages, replaced=found.count() - messages, files=files)
+    checkpoint.save(progress)
     return progress
 
 
-def _key_ids(path: Path) -> set[str]:
+def _key_ids(planned: DataFiles) -> set[str]:
     """Return the ids of the keys that a plan needs."""
-    batches = ds.dataset(path, format="parquet").to_batches(columns=["key_id"])
+    if not planned.names:
+        return set()
+    batches = planned.dataset().to_batches(columns=["key_id"])
     return {key_id for batch in batches for key_id in batch.column(0).unique().drop_null().to_pylist()}
 
 
 def _send(
-    spark: SparkSession, lake: Path, path: Path, progress: ReplayProgress, target: ReplayTarget, keys: Sequence[Key]
+    spark: SparkSession,
+    lake: Place,
+    planned: DataFiles,
+    progress: ReplayProgress,
+    target: ReplayTarget,
+    keys: Sequence[Key],
 ) -> ReplayProgress:
     """Send the next chunk of a plan."""
     end = min(progress.done + CHUNK, progress.messages)
-    ordered = picked(read_stored(spark, lake), path, progress.done, end).repartition(1).sortWithinPartitions("no")
+    ordered = picked(spark, lake, planned, progress.done, end).repartition(1).sortWithinPartitions("no")
     shaped = unseal(ordered, keys).mapInArrow(partial(_outgoing, target.address), _OUTGOING)
     if target.ttl is not None:
         shaped = shaped.withColumn(_TTL.name, F.lit(target.ttl).cast(_TTL.dataType))
@@ -282,22 +308,17 @@ def _send(
     return progress.after(end, int(sent.get["rows"]), int(sent.get["refused"]), sent.get["example"])
 
 
-def picked(rows: DataFrame, path: Path, start: int, end: int) -> DataFrame:
+def picked(spark: SparkSession, lake: Place, planned: DataFiles, start: int, end: int) -> DataFrame:
     """Return the rows of the archive that a plan has from ``start`` on and before ``end``, with their ``no``."""
-    columns = {name: ds.field(name) for name in _KEY}
-    # As numbers: as dates of Python they would be those of this machine's zone.
-    columns["created_at"] = columns["created_at"].cast(pa.timestamp("us")).cast(pa.int64())
     part = (ds.field("no") >= start) & (ds.field("no") < end)
-    bounds = ds.dataset(path, format="parquet").to_table(columns=columns, filter=part)
+    bounds = planned.dataset().to_table(columns=list(_KEY), filter=part)
+    # So that tasks skip files without them.
+    near = ds.scalar(True)
     for name in _KEY:
-        low, high = (F.lit(bound) for bound in pc.min_max(bounds[name]).as_py().values())
-        if name == "created_at":
-            low, high = F.timestamp_micros(low), F.timestamp_micros(high)
-        # So that Spark skips files without them.
-        rows = rows.where(F.col(name).between(low, high))
-    planned = rows.sparkSession.read.schema(_PLAN_SCHEMA).parquet(spark_path(path))
-    names = planned.where(F.col("no").between(start, end - 1)).select("no", *_KEY)
-    return rows.join(F.broadcast(names), list(_KEY))
+        found = pc.min_max(bounds[name])
+        near &= (ds.field(name) >= found["min"]) & (ds.field(name) <= found["max"])
+    names = read_files(spark, PLAN_SCHEMA, planned, part).select("no", *_KEY)
+    return read_stored(spark, lake, where=near).join(F.broadcast(names), list(_KEY))
 
 
 def _outgoing(address: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

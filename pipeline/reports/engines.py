@@ -5,8 +5,7 @@ renamed where a table is read, and named as they were where it is written (:data
 """
 
 import os
-import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,14 +15,18 @@ import duckdb
 import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType, TimestampType
 
-from pipeline.lake.delta import read_files, write_files
+from pipeline.lake import Place
+from pipeline.lake.storage import DataFiles, Writer, WrittenFile, read_files, write_batches, write_rows
 
 RENAMED = {"at": "happened_at", "group": "group_no"}
 """Columns of the lake that are reserved words, and what the SQL files call them."""
 MEMORY = "2GB"
 """Of DuckDB; what needs more is written to a scratch folder."""
+WRITE_ROWS = 16_384
+"""Rows that DuckDB hands over at a time to be written."""
 _ZONE = "spark.sql.session.timeZone"
 _MACROS = """
 CREATE MACRO unix_millis(moment) AS epoch_ms(moment);
@@ -36,7 +39,7 @@ Row = dict[str, Any]
 class Engine(Protocol):
     """Runs SQL over named relations; days and hours are in UTC."""
 
-    def read(self, name: str, schema: StructType, files: Sequence[str]) -> None:
+    def read(self, name: str, schema: StructType, files: DataFiles) -> None:
         """Name the rows of Parquet files, with their columns :data:`RENAMED`."""
 
     def values(self, name: str, schema: StructType, rows: Sequence[Sequence[Any]]) -> None:
@@ -48,11 +51,8 @@ class Engine(Protocol):
     def rows(self, query: str) -> list[Row]:
         """Return all rows of a query, which returns no timestamps."""
 
-    def writer(self, query: str, schema: StructType) -> Callable[..., int]:
-        """Return a function that writes a query's rows as Parquet files below a folder, and returns their number.
-
-        It takes the folder and the partition columns. The files have the columns of the schema.
-        """
+    def writer(self, query: str, schema: StructType) -> Writer:
+        """Return a function that writes a query's rows as Parquet files with the columns of the schema."""
 
 
 class DuckEngine:
@@ -75,13 +75,14 @@ class DuckEngine:
         """Free its memory."""
         self._db.close()
 
-    def read(self, name: str, schema: StructType, files: Sequence[str]) -> None:
+    def read(self, name: str, schema: StructType, files: DataFiles) -> None:
         """See :class:`Engine`."""
-        if not files:
+        if not files.names:
             self.values(name, StructType([_renamed(field) for field in schema]), [])
             return
         columns = ", ".join(f'"{field.name}" AS {RENAMED.get(field.name, field.name)}' for field in schema)
-        self._db.read_parquet(list(files), hive_partitioning=False).project(columns).create_view(name, replace=True)
+        rows = self._db.from_arrow(files.dataset(to_arrow_schema(schema, timezone="UTC")))
+        rows.project(columns).create_view(name, replace=True)
 
     def values(self, name: str, schema: StructType, rows: Sequence[Sequence[Any]]) -> None:
         """See :class:`Engine`."""
@@ -101,23 +102,16 @@ class DuckEngine:
         names = [column[0] for column in found.description or ()]
         return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
 
-    def writer(self, query: str, schema: StructType) -> Callable[..., int]:
+    def writer(self, query: str, schema: StructType) -> Writer:
         """See :class:`Engine`."""
         columns = ", ".join(
             f'CAST({RENAMED.get(field.name, field.name)} AS {_type_of(field.dataType)}) AS "{field.name}"'
             for field in schema
         )
 
-        def write(folder: Path, *partition: str) -> int:
-            folder.mkdir(parents=True)
-            target = str(folder).replace("'", "''")
-            options = f"FORMAT parquet, COMPRESSION zstd, PARTITION_BY ({', '.join(partition)})"
-            try:
-                done = self._db.execute(f"COPY (SELECT {columns} FROM ({query})) TO '{target}' ({options})")
-            except duckdb.Error:
-                shutil.rmtree(folder)
-                raise
-            return int((done.fetchone() or (0,))[0])
+        def write(place: Place, folder: str, partition: str | None) -> list[WrittenFile]:
+            rows = self._db.sql(f"SELECT {columns} FROM ({query})").to_arrow_reader(WRITE_ROWS)
+            return write_batches(rows, to_arrow_schema(schema, timezone="UTC"), place, folder, partition)
 
         return write
 
@@ -142,7 +136,7 @@ class SparkEngine:
         for frame in self._kept:
             frame.unpersist()
 
-    def read(self, name: str, schema: StructType, files: Sequence[str]) -> None:
+    def read(self, name: str, schema: StructType, files: DataFiles) -> None:
         """See :class:`Engine`."""
         read_files(self._spark, schema, files).withColumnsRenamed(RENAMED).createOrReplaceTempView(name)
 
@@ -161,11 +155,16 @@ class SparkEngine:
         """See :class:`Engine`."""
         return [row.asDict() for row in self._spark.sql(query).collect()]
 
-    def writer(self, query: str, schema: StructType) -> Callable[..., int]:
+    def writer(self, query: str, schema: StructType) -> Writer:
         """See :class:`Engine`."""
         columns = [F.col(RENAMED.get(each.name, each.name)).cast(each.dataType).alias(each.name) for each in schema]
         frame = self._spark.sql(query).select(*columns)
-        return lambda folder, *partition: write_files(frame.repartition(*partition), folder, *partition)
+
+        def write(place: Place, folder: str, partition: str | None) -> list[WrittenFile]:
+            parted = frame if partition is None else frame.repartition(partition)
+            return write_rows(parted, schema, place, folder, partition)
+
+        return write
 
 
 @contextmanager

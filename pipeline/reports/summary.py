@@ -4,13 +4,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, time, timedelta
-from pathlib import Path
 
 from deltalake import DeltaTable
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
 from mediator.errors import BadRequestError
-from pipeline.lake import GAPS, QUARANTINE, table_path
+from pipeline.lake import GAPS, QUARANTINE, Place
+from pipeline.lake.storage import delta_arguments, is_table
 from pipeline.reports import usage
 from pipeline.reports.engines import Engine, Row
 
@@ -209,7 +209,7 @@ def define_report(engine: Engine, span: Span, tenant: str | None, grain: str, go
         engine.define(name, usage.read_sql(name), kept=True)
 
 
-def missing(lake: Path, span: Span) -> tuple[list[Row], list[tuple[str, int]]]:
+def missing(lake: Place, span: Span) -> tuple[list[Row], list[tuple[str, int]]]:
     """Return what a report lacks: the gaps in a span, and why lines found since it began are invalid, with counts."""
     gaps = _read(lake, GAPS, "why", "events", "from", "to")
     known = [row for row in gaps if row["from"] is None or (row["from"] < span.end and row["to"] >= span.begin)]
@@ -219,10 +219,10 @@ def missing(lake: Path, span: Span) -> tuple[list[Row], list[tuple[str, int]]]:
     return known[:LISTED], counts.most_common(LISTED)
 
 
-def _read(lake: Path, name: str, *columns: str) -> list[Row]:
-    if not DeltaTable.is_deltatable(str(table_path(lake, name))):
+def _read(lake: Place, name: str, *columns: str) -> list[Row]:
+    if not is_table(lake / name):
         return []
-    rows: list[Row] = DeltaTable(table_path(lake, name)).to_pyarrow_table(columns=list(columns)).to_pylist()
+    rows: list[Row] = DeltaTable(**delta_arguments(lake / name)).to_pyarrow_table(columns=list(columns)).to_pylist()
     return rows
 
 

@@ -6,7 +6,7 @@ stay unchanged. What is calculated is in the folder ``sql``: the views of :data:
 table.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
 from pathlib import Path
@@ -32,11 +32,12 @@ from pipeline.lake import (
     USAGE_MESSAGES,
     USAGE_WAIT_COUNTS,
     USAGE_WAITS,
+    Place,
     ProgressCallback,
     no_progress,
-    table_path,
 )
 from pipeline.lake.delta import LakeTable, check_lake, lock_lake
+from pipeline.lake.storage import DataFiles
 from pipeline.reports.engines import Engine
 from pipeline.source.schema import EVENTS, PARTITION
 
@@ -96,25 +97,25 @@ def read_sql(name: str) -> str:
     return (SQL / f"{name}.sql").read_text("utf-8")
 
 
-def define_views(engine: Engine, lake: Path) -> None:
+def define_views(engine: Engine, lake: Place) -> None:
     """Define the views of all events of a lake and its usage tables, for queries of your own.
 
     Raises :class:`SetupError` when the folder is not a lake.
     """
     check_lake(lake)
-    _define_views(engine, [file["path"] for file in _events(lake).files()])
+    _define_views(engine, _events(lake).all_files())
     define_tables(engine, lake)
 
 
-def define_tables(engine: Engine, lake: Path) -> None:
+def define_tables(engine: Engine, lake: Place) -> None:
     """Define the lake's usage tables under their names."""
     for name, schema in TABLES.items():
-        files = LakeTable(table_path(lake, name), schema, PARTITION).files()
+        files = LakeTable(lake / name, schema, PARTITION).all_files()
         plain = StructType([field for field in schema if field.name != PARTITION])
-        engine.read(name, plain, [file["path"] for file in files])
+        engine.read(name, plain, files)
 
 
-def update(engine: Engine, lake: Path, on_progress: ProgressCallback = no_progress) -> TableUpdate:
+def update(engine: Engine, lake: Place, on_progress: ProgressCallback = no_progress) -> TableUpdate:
     """Update the tables to the events in the lake.
 
     A killed run leaves each table unchanged or updated; the next one does the rest. Raises :class:`SetupError` when
@@ -122,7 +123,7 @@ def update(engine: Engine, lake: Path, on_progress: ProgressCallback = no_progre
     """
     with lock_lake(lake):
         events = _events(lake)
-        tables = {name: LakeTable(table_path(lake, name), schema, PARTITION) for name, schema in TABLES.items()}
+        tables = {name: LakeTable(lake / name, schema, PARTITION) for name, schema in TABLES.items()}
         since = min(each.read_up_to(_EVENTS_SOURCE) for each in tables.values())
         if since == events.version:
             return TableUpdate([], 0)
@@ -140,19 +141,19 @@ def update(engine: Engine, lake: Path, on_progress: ProgressCallback = no_progre
                 replacing=[str(day) for day in days] if days else None,
             )
         on_progress("tables", len(tables), len(tables))
-        return TableUpdate(days, len(files))
+        return TableUpdate(days, len(files.names))
 
 
-def hours(lake: Path) -> tuple[datetime, datetime] | None:
+def hours(lake: Place) -> tuple[datetime, datetime] | None:
     """Return the first and the last hour of the tables, None when they are empty."""
-    files = LakeTable(table_path(lake, USAGE_HOURLY), TABLES[USAGE_HOURLY], PARTITION).files("hour")
+    files = LakeTable(lake / USAGE_HOURLY, TABLES[USAGE_HOURLY], PARTITION).files("hour")
     if not files:
         return None
     return min(file["min.hour"] for file in files), max(file["max.hour"] for file in files)
 
 
-def _events(lake: Path) -> LakeTable:
-    return LakeTable(table_path(lake, EVENTS_TABLE), EVENTS, PARTITION)
+def _events(lake: Place) -> LakeTable:
+    return LakeTable(lake / EVENTS_TABLE, EVENTS, PARTITION)
 
 
 def define_event_views(engine: Engine, days: Collection[date] | None = None) -> None:
@@ -166,7 +167,7 @@ def define_event_views(engine: Engine, days: Collection[date] | None = None) -> 
         engine.define(name, query, kept=name == "messages")
 
 
-def _define_views(engine: Engine, files: Sequence[str], days: Collection[date] | None = None) -> None:
+def _define_views(engine: Engine, files: DataFiles, days: Collection[date] | None = None) -> None:
     engine.read("journal_events", _EVENT, files)
     define_event_views(engine, days)
 
@@ -179,7 +180,7 @@ def _is_in(days: Collection[date], *columns: str) -> str:
 def _changed_days(engine: Engine, events: LakeTable, hourly: LakeTable, since: int) -> list[date]:
     """Return the days of the events that were added since a version, all days if the log no longer has it."""
     new = events.added_since(since) if since >= 0 else None
-    engine.read("new_events", _EVENT, [file["path"] for file in events.files()] if new is None else new)
+    engine.read("new_events", _EVENT, events.all_files() if new is None else new)
     found = engine.rows(
         "SELECT CAST(happened_at AS DATE) AS day FROM new_events"
         " UNION SELECT CAST(created_at AS DATE) AS day FROM new_events"
@@ -188,13 +189,14 @@ def _changed_days(engine: Engine, events: LakeTable, hourly: LakeTable, since: i
     return sorted({row["day"] for row in found if row["day"] is not None} - removed)
 
 
-def _files(events: LakeTable, days: Collection[date]) -> list[str]:
+def _files(events: LakeTable, days: Collection[date]) -> DataFiles:
     """Return the files that may hold events of messages or of moments of these days, by their statistics."""
     spans = [tuple(datetime.combine(day, at, UTC) for at in (time.min, time.max)) for day in days]
-    return [
-        file["path"]
+    names = [
+        file["name"]
         for file in events.files("created_at")
         if file["partition"] in days
         or (days and None in (file["min.created_at"], file["max.created_at"]))
         or any(file["min.created_at"] <= end and file["max.created_at"] >= begin for begin, end in spans)
     ]
+    return events.open_files(names)

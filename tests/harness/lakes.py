@@ -8,7 +8,6 @@ from pyspark.sql.types import StructField, StructType
 
 from mediator.mailboxes.events import Event
 from pipeline.lake import EVENTS as EVENTS_TABLE
-from pipeline.lake import table_path
 from pipeline.lake.compaction import compact
 from pipeline.lake.delta import LakeTable, lock_lake
 from pipeline.reports.engines import RENAMED, Engine, duck_engine
@@ -54,12 +53,12 @@ class Lake:
             )
 
     def table(self, name: str) -> LakeTable:
-        return LakeTable(table_path(self.path, name), EVENTS if name == EVENTS_TABLE else TABLES[name], PARTITION)
+        return LakeTable(self.path / name, EVENTS if name == EVENTS_TABLE else TABLES[name], PARTITION)
 
     def files(self, name: str) -> dict[Any, list[str]]:
         found: dict[Any, list[str]] = {}
         for file in self.table(name).files():
-            found.setdefault(file["partition"], []).append(file["path"])
+            found.setdefault(file["partition"], []).append(str(self.path / name / file["name"]))
         return found
 
     def remove_events(self, before: date) -> None:

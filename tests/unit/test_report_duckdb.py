@@ -14,7 +14,7 @@ pytest.importorskip("pyspark", reason="needs the extra pipeline")
 
 from mediator.cli import main
 from mediator.mailboxes.events import Event, EventType
-from mediator.settings.settings import Settings
+from mediator.parts import installed_settings
 from mediator.store.sqlite import SqliteStore
 from pipeline.part import part
 from pipeline.reports.usage import TOTALS
@@ -113,7 +113,7 @@ def test_a_forgotten_mailbox_is_in_no_report(run: Run, lake: Lake, tmp_path: Pat
         for number in range(1, 8):
             add(tx, f"box.{number}")
     report = lake.path / "report.html"
-    settings = Settings(data_dir=tmp_path)
+    settings = installed_settings()(data_dir=tmp_path)
     assert run("--addresses")[0] == 0
     assert "7 box.7" in report.read_text()
     assert report.stat().st_mode & 0o777 == 0o600

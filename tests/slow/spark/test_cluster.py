@@ -102,7 +102,7 @@ async def every_command_works(spark: SparkSession, call: Call, tmp_path: Path, e
             ingested = await to_thread(run, "ingest")
             reported = await to_thread(run, "report")
             embedded = await to_thread(run, "embed", catalog) if exported else {}
-            with killing(spark, f"{lake}/archive/0*/_temporary"):
+            with killing(spark, f"{lake}/archive/_delta_log"):
                 archived = await to_thread(run, "archive", "--key-file", keys)
             replay = ("replay", "again", "--from-mailbox", "kept", "--key-file", keys, "--server", service.nats_url)
             replayed = await to_thread(run, *replay)

@@ -82,7 +82,7 @@ def test_wrong_options_are_wrong_usage(run, arguments, said):
 @pytest.mark.parametrize(
     ("lake", "said"),
     [
-        ("s3://bucket/lake", "expected a folder of this machine, got"),
+        ("hdfs://namenode/lake", "expected a folder or s3://…, s3a://…, gs://…, az://…, abfs://…, abfss://…, got"),
         ("others", "not a lake, and not empty"),
         ("others/file", "expected a folder"),
         ("others/file/lake", "expected a folder"),

@@ -16,10 +16,11 @@ from mediator.mailboxes.bounds import MAX_HEADERS
 from mediator.mailboxes.lanes import LANES
 from mediator.store.sqlite import SqliteStore
 from pipeline.lake import replay as again
-from pipeline.lake.archive import ARCHIVE, archive
-from pipeline.lake.delta import lock_folder
+from pipeline.lake.archive import ARCHIVE, PARTITION, archive
+from pipeline.lake.delta import LakeTable, lock_folder, lock_lake
 from pipeline.lake.replay import (
     ORIGINAL_TIME,
+    PLAN_SCHEMA,
     ReplayCheckpoint,
     ReplayProgress,
     ReplaySelection,
@@ -29,6 +30,7 @@ from pipeline.lake.replay import (
     replay,
 )
 from pipeline.lake.sealing import Key
+from pipeline.lake.storage import DataFiles, write_rows
 from pipeline.source.options import ReadOptions
 from tests.harness.samples import T0
 from tests.slow.spark.mail import Mail
@@ -87,15 +89,20 @@ def test_a_clock_that_is_put_back_for_winter_hides_nothing(
     first = datetime(2026, 10, 25, 0, 30, tzinfo=UTC)
     rows = [
         {"mailbox_no": 1, "msg_id": number, "lane": "low", "created_at": first + timedelta(minutes=20 * number)}
+        | {"date": first.date()}
         for number in range(5)
     ]
+    lake = tmp_path / "lake"
+    with lock_lake(lake, create=True):
+        pass
     request.addfinalizer(time.tzset)
     with monkeypatch.context() as berlin:
         berlin.setenv("TZ", "Europe/Berlin")
         time.tzset()
         archived = kept(spark, *rows)
-        plan(archived).write.parquet(str(tmp_path / "plan"))
-        assert again.picked(archived, tmp_path / "plan", 0, 5).count() == 5
+        LakeTable(lake / "archive", ARCHIVE, PARTITION).append_next(archived, "test")
+        planned = DataFiles(tmp_path, [file.path for file in write_rows(plan(archived), PLAN_SCHEMA, tmp_path, "plan")])
+        assert again.picked(spark, lake, planned, 0, 5).count() == 5
 
 
 def test_what_is_asked_for_is_what_is_planned(spark: SparkSession, lake: Path) -> None:

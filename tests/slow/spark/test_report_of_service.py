@@ -39,7 +39,7 @@ REQUESTS = 40
 FORWARDS = 4
 MAX_DELIVER = 2
 ENDS_WITHIN = 120.0
-WRITTEN = "events/0*/_SUCCESS"
+WRITTEN = "events/0*/**/*.parquet"
 COMMITTED = "events/_delta_log/*[1-9].json"
 LANES = ("normal", "critical", "low", "urgent")
 
