@@ -34,8 +34,7 @@ from pipeline.jobs import (
     recorded_run,
     require_spark,
 )
-from pipeline.lake import ARCHIVE, EVENTS, REPORT, Place
-from pipeline.settings import lake_of, report_file
+from pipeline.lake import ARCHIVE, EVENTS, JOURNAL, REPORT, ObjectPlace, Place
 
 if TYPE_CHECKING:
     from mediator.settings.settings import Settings
@@ -84,9 +83,36 @@ def ingest(options: SparkOptions) -> None:
         from pipeline.lake import ingest as lake_ingest
 
         _rotate_journal(work.settings.data_dir)
-        summary = lake_ingest.ingest(work.spark, work.settings.data_dir / FOLDER, work.lake, work.on_progress)
+        folder = work.settings.data_dir / FOLDER
+        journal: Place = folder
+        if isinstance(work.lake, ObjectPlace):
+            # So that tasks find them, whichever disks they see; others may have been copied by other machines.
+            if folder.is_dir():
+                lake_ingest.upload(folder, work.lake, work.settings.instance, work.on_progress)
+            journal = work.lake / JOURNAL
+        summary = lake_ingest.ingest(work.spark, journal, work.lake, work.on_progress)
         work.numbers.update(asdict(summary))
     print_result(summary.lines(), work.numbers, options.as_json)
+
+
+@app.command(epilog="Example: mediator pipeline upload --lake s3://company-mail/lake")
+def upload(lake: Lake = None, *, options: CommandOptions) -> None:
+    """Copy new closed files of the journal to a lake in an object store, for an ingest elsewhere; needs no Spark."""
+    require_spark()
+    from pipeline.settings import lake_of
+
+    settings = options.load()
+    place = lake_of(settings, lake)
+    if not isinstance(place, ObjectPlace):
+        raise typer.BadParameter(f"expected a place in an object store, got {place}", param_hint="--lake")
+    with recorded_run(settings, "upload") as numbers, progress_of("upload") as on_progress:
+        from mediator.journal import FOLDER
+        from pipeline.lake import ingest as lake_ingest
+
+        _rotate_journal(settings.data_dir)
+        done = lake_ingest.upload(settings.data_dir / FOLDER, place, settings.instance, on_progress)
+        numbers.update(asdict(done))
+    print_result(done.lines(), numbers, options.as_json)
 
 
 @app.command(epilog="Example: mediator pipeline compact --keep-days 400")
@@ -110,6 +136,7 @@ def compact(
     settings = options.load()
     with recorded_run(settings, "compact") as numbers, progress_of("compact") as on_progress:
         from pipeline.lake import compaction
+        from pipeline.settings import lake_of
 
         folder = lake_of(settings, lake)
         done = compaction.compact(
@@ -134,11 +161,16 @@ def publish(
     require_spark()
     if not find_spec("pyiceberg"):
         raise SetupError(f"pyiceberg is not installed: {install_command('iceberg')}")
+    from pipeline.settings import lake_of
+
     settings = options.load()
+    folder = lake_of(settings, lake)
+    if not isinstance(folder, Path):
+        raise typer.BadParameter(f"expected a folder, got {folder}", param_hint="--lake")
     with recorded_run(settings, "publish") as numbers:
         from pipeline.lake import iceberg as lake_iceberg
 
-        done = lake_iceberg.publish(lake_of(settings, lake), iceberg, namespace)
+        done = lake_iceberg.publish(folder, iceberg, namespace)
         numbers.update(asdict(done))
     print_result(done.lines(), numbers, options.as_json)
 
@@ -298,7 +330,7 @@ def report(
         from pipeline.reports.engines import duck_engine, spark_engine
         from pipeline.reports.page import LocalClock, page
         from pipeline.reports.summary import PER_TENANT, missing, span_of, summarize
-        from pipeline.settings import PipelineSettings
+        from pipeline.settings import PipelineSettings, report_file
 
         with spark_engine(work.spark) if on_spark else duck_engine() as events_engine:
             updated = usage.update(events_engine, work.lake, work.on_progress)

@@ -177,7 +177,7 @@ class PipelineScheduler:
 
     async def _finish(self, command: str, run: int) -> None:
         """Run the command of a run that has begun, and record how it ended."""
-        environment = _child_environment(self._settings) | {RUN_VARIABLE: str(run)}
+        environment = child_environment(self._settings) | {RUN_VARIABLE: str(run)}
         minutes = self._pipeline_settings.max_minutes
         output, program = ChildLog(), [*self._program, "pipeline", command, *self._arguments]
         child = asyncio.create_task(run_child(program, environment, minutes * _MINUTE, output.read), name="pipeline")
@@ -215,7 +215,7 @@ def _judge(ended: ChildEnd, last_lines: Iterable[str], minutes: int) -> tuple[Ou
     return Outcome.FAILED, [f"exit code {ended.code}", *words, *errors][-1]
 
 
-def _child_environment(settings: Settings) -> dict[str, str]:
+def child_environment(settings: Settings) -> dict[str, str]:
     """Return the environment of a child: of the service's settings only those that it needs, whatever their source."""
     environment = {name: value for name, value in os.environ.items() if not _is_setting(name.upper(), settings)}
     environment[variable_name(("instance",))] = settings.instance

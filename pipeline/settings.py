@@ -57,6 +57,7 @@ class PipelineSettings(PartSettings):
         "`aws_region`, `aws_access_key_id`, `aws_secret_access_key`, `aws_endpoint_url`, `google_service_account`, "
         "`azure_storage_account_key`, … What is not set here comes from the environment or the machine, such as "
         "`AWS_ACCESS_KEY_ID` or an instance profile. No value is shown anywhere.",
+        examples=[{"aws_region": "eu-central-1"}],
     )
     archive_key_file: Path | None = Field(
         default=None,

@@ -32,6 +32,8 @@ SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss")
 """Object stores; the part of a URL before ``://``."""
 REPORT = "report.html"
 """The page of the newest report, unless a run names another file."""
+JOURNAL = "journal"
+"""The folder of files of the journal that were copied to the lake and not yet ingested; not a table."""
 REPLAYS = "replays"
 """The folder of the checkpoints of unfinished replays; not a table."""
 

@@ -210,6 +210,9 @@ class LakeReader(DataSourceReader):
         own = pa.schema([field for field in wanted if field.name not in constants])
         try:
             file = ds.dataset(partition.path, format="parquet")
+            # A column that is newer than the file is null.
+            newer = [field for field in own if field.name not in file.schema.names]
+            file = file.replace_schema(pa.schema([*file.schema, *newer]))
             rows = file.to_batches(columns=own.names, filter=self._condition(file.schema))
             for batch in rows:
                 columns = [

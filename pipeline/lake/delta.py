@@ -272,11 +272,11 @@ class LakeTable:
         files = write(self.path, folder, self._partition[0] if self._partition else None)
         check_present(self.path, folder, files)
         done = [Transaction(source, number) for source, number in sources.items()]
-        self._commit(files, "append" if replacing is None else "overwrite", replacing, done)
+        self.commit(files, "append" if replacing is None else "overwrite", replacing, done)
         self._remove_unfinished(folder, files)
         return sum(file.rows for file in files)
 
-    def _commit(
+    def commit(
         self,
         files: Sequence[WrittenFile],
         mode: Literal["append", "overwrite"],
@@ -325,7 +325,7 @@ class LakeTable:
         for file in files:
             rows = change(self.open_files([file]).dataset().to_table())
             written += write_batches(rows.to_batches(), rows.schema, self.path, folder, None)
-        self._commit([replace(file, partition=partition) for file in written], "overwrite", [partition])
+        self.commit([replace(file, partition=partition) for file in written], "overwrite", [partition])
 
     def drop_history(self) -> None:
         """Delete all files that the table no longer refers to, and the log of earlier versions.

@@ -6,33 +6,50 @@ and ``seq``. Lines, a hundredth of the events, are therefore compared with each 
 whose statistics overlap. A message that came under a second identity (docs/journal.md, "At least once") is counted once
 in reports; finding it here would mean comparing all messages ever.
 
-Lines are parsed and validated in the JVM; invalid ones go to the table ``quarantine`` with the reason. What the journal
-dropped before it was read is in the table ``gaps``, so that reports can say they are incomplete.
+Lines are read by tasks through Arrow, wherever the files are, and parsed and validated in the JVM; invalid ones go to
+the table ``quarantine`` with the reason. What the journal dropped before it was read is in the table ``gaps``, so that
+reports can say they are incomplete. :func:`upload` copies the files to a lake in an object store, for an ingest that
+does not see the service's disk.
 """
 
+import io
 import re
-from collections.abc import Callable, Iterator, Sequence
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import orjson
+import pyarrow as pa
+import pyarrow.fs as pafs
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, LongType, MapType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from mediator.errors import SetupError
 from mediator.journal.segments import COLUMNS, FINAL, closed_segments, mark_read, read_up_to
 from mediator.journal.segments import GAPS as GAPS_FILE
-from mediator.operate.units import format_count
+from mediator.operate.units import format_bytes, format_count
 from pipeline.lake import EVENTS as EVENTS_TABLE
 from pipeline.lake import GAPS as GAPS_TABLE
+from pipeline.lake import JOURNAL, ObjectPlace, Place, ProgressCallback, no_progress
 from pipeline.lake import QUARANTINE as QUARANTINE_TABLE
-from pipeline.lake import Place, ProgressCallback, no_progress, spark_path
 from pipeline.lake.delta import LakeTable, lock_lake
-from pipeline.lake.storage import read_files
+from pipeline.lake.storage import open_filesystem, read_file, read_files, write_file
 from pipeline.source.schema import EVENTS, MAX_SEQ, MAX_TIME, PARTITION, VERSION
 
 QUARANTINE = StructType(
@@ -48,6 +65,10 @@ QUARANTINE = StructType(
 """An invalid line: when it was found, where (lines count from 1), why, its size in bytes and its first bytes."""
 TEXT_BYTES = 4096
 """Bytes of an invalid line that are kept."""
+_RAW = StructType([QUARANTINE["file"], QUARANTINE["line"], StructField("raw", BinaryType())])
+READ_BYTES = 4 << 20
+"""Bytes of lines that a task hands over at a time, plus one line."""
+COPY_BYTES = 1 << 20
 _FILE_NAME = re.compile(rf"(?P<number>\d{{20}})-(?P<instance>.+){re.escape(FINAL)}")
 _LINE_SCHEMA = (
     f"line struct<version: bigint, instance: variant, seq: bigint, tenant: variant, "
@@ -110,11 +131,25 @@ class IngestResult:
             yield f"{times} the journal dropped unread events: see the table {GAPS_TABLE}"
 
 
+@dataclass(slots=True)
+class UploadResult:
+    """What a run of ``upload`` did."""
+
+    files: int = 0
+    """Files copied."""
+    bytes: int = 0
+
+    def lines(self) -> Iterator[str]:
+        """Yield the result as lines for people."""
+        yield f"{format_count(self.files, 'file')} copied, {format_bytes(self.bytes)}"
+
+
 @dataclass(frozen=True, slots=True)
 class Segment:
     """A closed file."""
 
-    path: Path
+    name: str
+    size: int
     number: int
     instance: str
     """The service that wrote the file; not always the one its lines are of."""
@@ -126,10 +161,11 @@ class Segment:
 
 
 def ingest(
-    spark: SparkSession, journal: Path, lake: Place, on_progress: ProgressCallback = no_progress
+    spark: SparkSession, journal: Place, lake: Place, on_progress: ProgressCallback = no_progress
 ) -> IngestResult:
     """Read the journal's closed files that the lake lacks, and mark them read; create the lake if needed.
 
+    ``journal`` is the folder of a service, or where :func:`upload` put its files: there, those read are removed.
     Raises :class:`SetupError` when there is no such journal or the folder is not a lake, and :class:`UnavailableError`
     when another process works on the lake or it cannot be written: nothing is lost, and the next run continues.
     """
@@ -141,7 +177,7 @@ def ingest(
 class _Ingest:
     """One run."""
 
-    def __init__(self, spark: SparkSession, journal: Path, lake: Place, on_progress: ProgressCallback) -> None:
+    def __init__(self, spark: SparkSession, journal: Place, lake: Place, on_progress: ProgressCallback) -> None:
         self._spark = spark
         self._journal = journal
         self._on_progress = on_progress
@@ -160,7 +196,7 @@ class _Ingest:
             except PySparkException:
                 # The service drops its oldest file when the journal is full, read or not, and records the gap.
                 tries -= 1
-                if not tries or all(segment.path.exists() for segment in batch):
+                if not tries or set(batch) <= set(list_segments(self._journal)):
                     raise
         self._mark_read()
         self._summary.gaps = ingest_gaps(self._spark, self._journal, self._gaps)
@@ -172,10 +208,7 @@ class _Ingest:
         batch: list[Segment] = []
         size = 0
         for segment in new:
-            try:
-                size += segment.path.stat().st_size
-            except FileNotFoundError:
-                continue
+            size += segment.size
             if batch and size > BATCH_BYTES:
                 break
             batch.append(segment)
@@ -183,7 +216,7 @@ class _Ingest:
         return batch
 
     def _ingest(self, batch: Sequence[Segment]) -> None:
-        lines = read_lines(self._spark, batch)
+        lines = read_lines(self._spark, self._journal, batch)
         counts = _count_lines(lines)
         bad = sum(row.lines for row in counts if row.instance is None)
         counts = [row for row in counts if row.instance is not None]
@@ -213,17 +246,20 @@ class _Ingest:
         unread = [segment for segment in batch if self._unread(self._quarantine, segment)]
         if not unread:
             return
-        lines = read_lines(self._spark, unread)
+        lines = read_lines(self._spark, self._journal, unread)
         names = [row.file for row in lines.where(F.col("reason").isNotNull()).select("file").distinct().collect()]
-        damaged = [segment for segment in unread if segment.path.name in names]
+        damaged = [segment for segment in unread if segment.name in names]
         if damaged:
-            self._quarantine.append(bad_lines(read_lines(self._spark, damaged)), *_record(unread))
+            self._quarantine.append(bad_lines(read_lines(self._spark, self._journal, damaged)), *_record(unread))
 
     def _mark_read(self) -> None:
-        """Mark the files read, so that the service may drop them."""
+        """Mark the files read, so that the service may drop them; remove those that were uploaded."""
         done = [segment for segment in list_segments(self._journal) if not self._unread(self._events, segment)]
-        if done and done[-1].path.name > read_up_to(self._journal):
-            mark_read(self._journal, done[-1].path.name)
+        if not isinstance(self._journal, Path):
+            for segment in done:
+                open_filesystem(self._journal).delete_file(segment.name)
+        elif done and done[-1].name > read_up_to(self._journal):
+            mark_read(self._journal, done[-1].name)
 
     @staticmethod
     def _unread(table: LakeTable, segment: Segment) -> bool:
@@ -261,39 +297,98 @@ def _count_lines(lines: DataFrame) -> list[Row]:
     )
 
 
-def list_segments(folder: Path) -> list[Segment]:
+def list_segments(journal: Place) -> list[Segment]:
     """Return the closed files in order of their numbers; :class:`SetupError` when there is no such folder."""
-    if not folder.is_dir():
-        raise SetupError(f"{folder}: no such journal; a service writes it while journal.enabled is on")
-    named = [(path, _FILE_NAME.fullmatch(path.name)) for path in closed_segments(folder)]
-    return [Segment(path, int(name["number"]), name["instance"]) for path, name in named if name is not None]
+    if isinstance(journal, Path) and not journal.is_dir():
+        raise SetupError(f"{journal}: no such journal; a service writes it while journal.enabled is on")
+    found = open_filesystem(journal).get_file_info(pafs.FileSelector("", allow_not_found=True))
+    named = [(info, _FILE_NAME.fullmatch(info.base_name)) for info in sorted(found, key=lambda info: info.path)]
+    return [Segment(info.path, info.size, int(name["number"]), name["instance"]) for info, name in named if name]
 
 
-def read_lines(spark: SparkSession, files: Sequence[Segment]) -> DataFrame:
+def upload(
+    journal: Path, lake: ObjectPlace, instance: str, on_progress: ProgressCallback = no_progress
+) -> UploadResult:
+    """Copy the journal's closed files that were not read to the lake, where :func:`ingest` finds them; mark them read.
+
+    Creates the lake if needed. Raises as :func:`ingest`; what was copied stays, and the next run continues.
+    """
+    list_segments(journal)
+    done = UploadResult()
+    with lock_lake(lake, create=True):
+        target = open_filesystem(lake / JOURNAL)
+        new = [path for path in closed_segments(journal) if path.name > read_up_to(journal)]
+        for path in new:
+            on_progress("files", done.files, len(new))
+            try:
+                done.bytes += _copy(path, target)
+            except FileNotFoundError:
+                # Dropped by the service meanwhile, as the next copy of the gaps tells.
+                continue
+            done.files += 1
+            # In the order of their numbers: an ingest takes it that before a file there is none to come.
+            mark_read(journal, path.name)
+        on_progress("files", done.files, len(new))
+        if (journal / GAPS_FILE).exists():
+            write_file(lake / JOURNAL, f"{instance}-{GAPS_FILE}", (journal / GAPS_FILE).read_bytes())
+    return done
+
+
+def _copy(path: Path, target: pafs.FileSystem) -> int:
+    with path.open("rb") as source, target.open_output_stream(path.name, buffer_size=COPY_BYTES + 1) as copy:
+        # Less than its buffer at a time: deltalake cannot write what goes past it.
+        shutil.copyfileobj(source, copy, COPY_BYTES)
+    [info] = target.get_file_info([path.name])
+    size = path.stat().st_size
+    if info.size != size:
+        raise OSError(f"{path.name} has {info.size} bytes there instead of {size}")
+    return size
+
+
+def read_lines(spark: SparkSession, journal: Place, files: Sequence[Segment]) -> DataFrame:
     """Return all lines of files, valid or not.
 
-    Columns: ``file``, ``block`` (where in it Spark began to read), ``raw``; ``reason``, null for a good line; of a good
-    one ``instance``, ``seq``, ``tenant`` and the lists of :data:`mediator.journal.segments.COLUMNS`.
+    Columns: ``file``, ``line`` (from 1), ``raw``; ``reason``, null for a good line; of a good one ``instance``,
+    ``seq``, ``tenant`` and the lists of :data:`mediator.journal.segments.COLUMNS`.
     """
-    text = spark.read.option("lineSep", "\n").text([spark_path(segment.path) for segment in files])
+    numbers = spark.range(0, len(files), 1, len(files))
+    task = partial(_read_task, journal, tuple(segment.name for segment in files))
+    text = numbers.mapInArrow(task, _RAW).withColumn("value", F.col("raw").cast("string"))
     # A truncated line, or two merged into one, closes the object too early or not at all: then ``end`` is missing.
     whole = F.concat(F.lit('{"line":'), "value", F.lit(',"end":1}'))
     options = {"columnNameOfCorruptRecord": "bad", "allowSingleQuotes": "false"}
     parsed = text.select(
-        F.col("_metadata.file_name").alias("file"),
-        F.col("_metadata.file_block_start").alias("block"),
+        "file",
+        "line",
         F.col("value").alias("raw"),
         F.from_json(whole, _LINE_SCHEMA, options).alias("json"),
     )
     return parsed.select(
         "file",
-        "block",
+        "line",
         "raw",
         _reason().alias("reason"),
         *(F.expr(f"try_variant_get(json.line.{name}, '$', 'string')").alias(name) for name in ("instance", "tenant")),
         "json.line.seq",
         *(F.col(f"json.line.{name}").alias(name) for name in COLUMNS),
     )
+
+
+def _read_task(journal: Place, names: Sequence[str], numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    schema = to_arrow_schema(_RAW)
+    for batch in numbers:
+        for number in batch.column(0).to_pylist():
+            rows: list[dict[str, Any]] = []
+            size = 0
+            with open_filesystem(journal).open_input_file(names[number]) as source:
+                for line, raw in enumerate(io.BufferedReader(source, READ_BYTES), 1):
+                    rows.append({"file": names[number], "line": line, "raw": raw.removesuffix(b"\n")})
+                    size += len(raw)
+                    if size >= READ_BYTES:
+                        yield pa.RecordBatch.from_pylist(rows, schema)
+                        rows, size = [], 0
+            if rows:
+                yield pa.RecordBatch.from_pylist(rows, schema)
 
 
 def _reason() -> Column:
@@ -351,28 +446,24 @@ def expand(lines: DataFrame) -> DataFrame:
 
 
 def bad_lines(lines: DataFrame) -> DataFrame:
-    """Return the invalid lines as :data:`QUARANTINE`; ``lines`` must have all lines of their files, to number them."""
-    in_order = Window.partitionBy("file").orderBy("block", "row")
-    counted = lines.select("file", "block", "raw", "reason", F.monotonically_increasing_id().alias("row"))
+    """Return the invalid lines as :data:`QUARANTINE`."""
     start = F.col("raw").cast("binary").substr(1, TEXT_BYTES)
-    return (
-        counted.withColumn("line", F.row_number().over(in_order).cast("bigint"))
-        .where(F.col("reason").isNotNull())
-        .select(
-            F.current_timestamp().alias("seen"),
-            "file",
-            "line",
-            "reason",
-            F.octet_length("raw").cast("bigint").alias("size"),
-            F.make_valid_utf8(start.cast("string")).alias("text"),
-        )
+    return lines.where(F.col("reason").isNotNull()).select(
+        F.current_timestamp().alias("seen"),
+        "file",
+        "line",
+        "reason",
+        F.octet_length("raw").cast("bigint").alias("size"),
+        F.make_valid_utf8(start.cast("string")).alias("text"),
     )
 
 
-def ingest_gaps(spark: SparkSession, journal: Path, table: LakeTable) -> int:
+def ingest_gaps(spark: SparkSession, journal: Place, table: LakeTable) -> int:
     """Add the gaps that the table does not have yet; return how many."""
-    path = journal / GAPS_FILE
-    lines = path.read_text("utf-8", errors="replace").splitlines() if path.exists() else []
+    found = open_filesystem(journal).get_file_info(pafs.FileSelector("", allow_not_found=True))
+    # An uploaded file begins with the name of its instance.
+    names = sorted(info.path for info in found if info.path.endswith(GAPS_FILE))
+    lines = [line for name in names for line in read_file(journal, name).decode(errors="replace").splitlines()]
     known = set(table.column("line")) if lines else set()
     new = [line for line in dict.fromkeys(lines) if line not in known]
     if new:

@@ -21,8 +21,8 @@ from tests.unit.test_cli import commands
 __all__ = ["alone", "external", "mediator", "service"]
 
 PAGE = Path(__file__).parents[2] / "docs" / "json.md"
-SPARK = {"pipeline compact", "pipeline embed", "pipeline ingest", "pipeline replay", "pipeline report"}
-"""These start Spark, and are run in tests/slow/spark."""
+SPARK = {f"pipeline {name}" for name in ("compact", "embed", "ingest", "replay", "report", "upload")}
+"""These start Spark or need an object store, and are run in tests/slow/spark."""
 CATALOG = {"pipeline publish"}
 """Run in tests/unit/test_lake_iceberg.py, with a catalog."""
 CARD = '{"name": "Ann", "mailbox": "json.ann", "description": "Translates.", "skills": [{"id": "a", "name": "words"}]}'

@@ -245,6 +245,7 @@ def test_what_the_template_gives_as_defaults_are_the_defaults(tmp_path):
     examples += ("nats_nkey", "nats_ca", "nats_cert", "nats_key", "memory_tenants", "memory_signs", "backup_dir")
     examples += ("embeddings_url", "embeddings_key", "rerank_url", "rerank_key", "cors_origins", "copies", "networks")
     examples += ("tokens", "issuer", "client_id", "client_secret", "roles", "endpoint", "sample_ratio", "models")
+    examples += ("lake", "storage")
     lines = []
     for line in template().splitlines():
         bare = line.removeprefix("# ")

@@ -11,7 +11,7 @@ pytest.importorskip("pyspark", reason="needs the extra pipeline")
 from mediator.errors import SetupError
 from mediator.parts import installed_settings
 from pipeline.lake import REPORT, ObjectPlace
-from pipeline.service import _child_environment
+from pipeline.service import child_environment
 from pipeline.settings import lake_of, report_file
 
 SECRET = "nobody may see this"
@@ -55,6 +55,6 @@ def test_a_wrong_value_is_named_without_it(tmp_path: Path) -> None:
 
 def test_the_service_hands_both_to_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = settings_of(tmp_path, STORE)
-    for name, value in _child_environment(settings).items():
+    for name, value in child_environment(settings).items():
         monkeypatch.setenv(name, value)
     assert lake_of(installed_settings().load()) == lake_of(settings)

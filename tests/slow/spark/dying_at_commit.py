@@ -18,10 +18,10 @@ class StandingTable(LakeTable):
 
     at = ""
 
-    def _commit(self, *arguments: Any) -> None:
+    def commit(self, *arguments: Any) -> None:
         of_events = str(self.path).endswith(f"/{EVENTS}")
         if self.at == "after" or not of_events:
-            super()._commit(*arguments)
+            super().commit(*arguments)
         if of_events:
             print("it stands", flush=True)
             Event().wait()

@@ -5,7 +5,7 @@ import shutil
 import signal
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from glob import glob
 from pathlib import Path
@@ -59,8 +59,8 @@ def java_elsewhere(home: Path, folder: Path) -> Path:
 
 
 @contextmanager
-def killing(spark: SparkSession, sign: str | list[str]) -> Iterator[None]:
-    """Kill an executor that is at work inside, once there is a sign: files of a pattern, or a database and a question.
+def killing(spark: SparkSession, sign: str | list[str] | Callable[[], bool]) -> Iterator[None]:
+    """Kill an executor at work inside, once there is a sign: files of a pattern, a question to a database, or any.
 
     Fails if there was none to kill.
     """
@@ -89,8 +89,10 @@ def killing(spark: SparkSession, sign: str | list[str]) -> Iterator[None]:
     assert killed.is_set(), "nothing was killed"
 
 
-def seen(sign: str | list[str]) -> bool:
+def seen(sign: str | list[str] | Callable[[], bool]) -> bool:
     """Whether a file is there, or a question has a true answer."""
+    if callable(sign):
+        return sign()
     if isinstance(sign, str):
         return bool(glob(sign))
     database, question = sign

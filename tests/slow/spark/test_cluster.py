@@ -15,13 +15,19 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from mediator.errors import SetupError
+from mediator.journal import FOLDER
 from mediator.journal.segments import read_up_to
 from mediator.store.opening import database_path
-from pipeline.lake.ingest import ingest
+from pipeline.lake import EVENTS, JOURNAL
+from pipeline.lake.ingest import ingest, upload
+from pipeline.lake.storage import delta_arguments, is_table
+from pipeline.reports.engines import duck_engine, spark_engine
+from pipeline.reports.usage import define_tables, update
 from pipeline.session import session_scope
 from pipeline.source.datasource import FORMAT, register
 from tests.harness.core import rows
 from tests.harness.models import INSTALLED, exports
+from tests.harness.object_stores import object_store
 from tests.harness.service import Service, Services
 from tests.harness.spark import small
 from tests.integration.test_cli_json import check_shape, shapes
@@ -64,6 +70,29 @@ def test_what_executors_wrote_elsewhere_is_not_committed(tmp_path: Path) -> None
     # Executors of a Java keep the environment that they once had.
     with session_scope(master="local[1]", conf=small().items()) as spark:
         assert ingest(spark, journal, lake).events == len(held(lake)) == count
+
+
+@pytest.mark.timeout(600)
+def test_executors_with_disks_of_their_own_share_a_store(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    with object_store(tmp_path / "log") as store, cluster(java_elsewhere(tmp_path / "java", data)) as spark:
+        lake = store.new_place()
+        count = fill(data / FOLDER, 4)
+        upload(data / FOLDER, lake, "host-1")
+
+        def begun() -> bool:
+            return is_table(lake / EVENTS)
+
+        with killing(spark, begun):
+            assert ingest(spark, lake / JOURNAL, lake).events == count
+        found = DeltaTable(**delta_arguments(lake / EVENTS)).to_pyarrow_table(columns=["instance", "seq", "position"])
+        assert found.num_rows == found.group_by(found.column_names).aggregate([]).num_rows == count
+        with spark_engine(spark) as engine:
+            update(engine, lake)
+        with duck_engine() as engine:
+            define_tables(engine, lake)
+            assert engine.rows("SELECT sum(sent) AS sent FROM usage_hourly") == [{"sent": count}]
 
 
 async def every_command_works(spark: SparkSession, call: Call, tmp_path: Path, exported: Path | None) -> None:

@@ -24,6 +24,7 @@ from pipeline.embedding.model import Model, ModelPart, encode_batches, find_mode
 from pipeline.embedding.run import RegistryClient as Handed
 from pipeline.embedding.run import batch_agents, card_with
 from pipeline.lake import BAD_CARDS, VECTORS, no_progress
+from pipeline.lake.storage import delta_arguments
 from pipeline.source.options import database_options
 from registry.api.operations import MAX_TOGETHER
 from registry.cards.card import read_card
@@ -36,6 +37,7 @@ from registry.embedding.worker import OnnxModel
 from registry.index.vectors import pack_rows, unpack_rows
 from tests.harness.core import make_settings
 from tests.harness.models import change, copy_model, exports, mirror, spoil, wants_models
+from tests.harness.object_stores import object_store
 from tests.harness.service import Service, Services
 
 pytestmark = wants_models
@@ -178,6 +180,19 @@ def test_a_second_run_encodes_only_what_is_left(
     (kept,) = [row for row in place.rows(BAD_CARDS) if row["reason"] == "not finite"]
     assert (kept["text"], kept["file"].rpartition("/")[2]) == (odd.decode(), "2.jsonl")
     assert not list((place.lake / VECTORS).glob("*.0123abcd"))
+
+
+def test_vectors_may_be_in_an_object_store(place: Place, spark: SparkSession, tmp_path: Path) -> None:
+    catalog = tmp_path / "1.jsonl"
+    catalog.write_bytes(b"\n".join([*(card(f"s.{number}") for number in range(5)), b"{torn"]))
+    with object_store(tmp_path / "log") as store:
+        lake = store.new_place()
+        for encoded in (5, 0):
+            done = run.embed_catalog(spark, lake, [catalog], place.model(), place.handed, "default")
+            assert (done.cards, done.encoded, done.bad) == (5, encoded, 1)
+        for name, rows in ((VECTORS, 5), (BAD_CARDS, 1)):
+            assert DeltaTable(**delta_arguments(lake / name)).to_pyarrow_table().num_rows == rows
+    assert len(place.agents("s.")) == 5
 
 
 def test_registered_agents_are_embedded_for_a_second_model(place: Place, spark: SparkSession, tmp_path: Path) -> None:

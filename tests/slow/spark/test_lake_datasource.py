@@ -7,7 +7,7 @@ from typing import Any
 
 import duckdb
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Field
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
@@ -159,3 +159,9 @@ def test_columns_of_another_type_are_refused(spark: SparkSession, lake: Lake) ->
         reader.schema("msg_id string").load().collect()
     some = reader.schema("msg_id bigint").load()
     assert some.count() == 30
+
+
+def test_columns_that_are_newer_than_a_file_are_null(lake: Lake) -> None:
+    DeltaTable(lake.path / "events").alter.add_columns([Field("newer", "string")])
+    _, rows = read(lake, EqualTo(("msg_id",), 21), columns="newer, msg_id")
+    assert {"newer": None, "msg_id": 21} in rows

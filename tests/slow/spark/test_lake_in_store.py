@@ -1,6 +1,7 @@
 """A lake in an object store: the same rows as on a disk, nothing lost or twice by kills and by two at once."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,10 @@ from mediator.errors import SetupError, UnavailableError
 from mediator.journal import FOLDER
 from mediator.journal.segments import read_up_to
 from mediator.store.sqlite import SqliteStore
-from pipeline.lake import EVENTS, ObjectPlace, Place
+from pipeline.lake import EVENTS, JOURNAL, QUARANTINE, ObjectPlace, Place
 from pipeline.lake.archive import ArchiveResult, archive, forget, read_archive
 from pipeline.lake.compaction import compact
-from pipeline.lake.ingest import ingest
+from pipeline.lake.ingest import UploadResult, ingest, list_segments, upload
 from pipeline.lake.replay import ReplayProgress, ReplaySelection, ReplayTarget, replay
 from pipeline.lake.sealing import Key
 from pipeline.lake.storage import delta_arguments, open_filesystem
@@ -26,8 +27,9 @@ from pipeline.reports.usage import TABLES, define_tables, update
 from pipeline.source.options import ReadOptions
 from tests.harness.object_stores import SECRET, ObjectStore, object_store
 from tests.harness.stores import migrated
+from tests.integration.test_cli_json import check_shape, shapes
 from tests.slow.spark.conftest import Call
-from tests.slow.spark.journals import fill
+from tests.slow.spark.journals import event, fill, line, write
 from tests.slow.spark.killing import Victim
 from tests.slow.spark.mail import Mail
 from tests.slow.spark.test_archive import fill as fill_outbox
@@ -115,6 +117,38 @@ def test_of_two_that_write_at_once_the_second_is_refused(
     assert ingest(spark, journal, lake).events == 0
 
 
+def test_uploaded_files_of_the_journal_are_enough(spark: SparkSession, lake: ObjectPlace, tmp_path: Path) -> None:
+    gap = (
+        b'{"at":1767225600000,"why":"space","segment":"s.jsonl","seqs":{"host-1":[3,9]},"from":1767225500000,'
+        b'"to":1767225600000,"events":12,"bytes":900}\n'
+    )
+    journals = [tmp_path / name for name in ("one", "two")]
+    # More than fits into one part of an upload.
+    events = fill(journals[0], 1, lines=700, events=200)
+    events += fill(journals[1], 1, first=10_000)
+    bad = write(journals[1], 20_000, [line(20_000, [event(20_000)]), b"{torn\n"])
+    (journals[0] / "gaps.jsonl").write_bytes(gap)
+    (journals[1] / "gaps.jsonl").write_bytes(gap.replace(b"[3,9]", b"[1,2]"))
+    sizes = [sum(path.stat().st_size for path in journal.glob("0*")) for journal in journals]
+    assert max(sizes) > 6 << 20
+    for journal, files, size in zip(journals, (1, 2), sizes, strict=True):
+        assert upload(journal, lake, journal.name) == UploadResult(files, size)
+        assert read_up_to(journal) == max(path.name for path in journal.glob("0*"))
+        assert upload(journal, lake, journal.name) == UploadResult(0, 0)
+        shutil.rmtree(journal)
+    done = ingest(spark, lake / JOURNAL, lake)
+    assert (done.segments, done.events, done.quarantined, done.gaps) == (3, events + 1, 1, 2)
+    assert count(lake) == (events + 1, events + 1)
+    [lost] = DeltaTable(**delta_arguments(lake / QUARANTINE)).to_pyarrow_table().to_pylist()
+    assert (lost["file"], lost["line"], lost["text"]) == (bad.name, 2, "{torn")
+    assert list_segments(lake / JOURNAL) == []
+    # One that came again has nothing new.
+    write(journals[1], 20_000, [line(20_000, [event(20_000)])])
+    assert upload(journals[1], lake, "two").files == 1
+    assert ingest(spark, lake / JOURNAL, lake).events == 0
+    assert list_segments(lake / JOURNAL) == []
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("at", ["before", "after"])
 def test_a_kill_beside_the_commit_loses_and_doubles_nothing(
@@ -185,6 +219,14 @@ def test_commands_open_it_and_show_no_secret(
     assert code == 0, err
     assert f"{events} events added" in out
     monkeypatch.setenv("MEDIATOR_PIPELINE__LAKE", lake.url)
+    code, out, err = call(tmp_path, "upload", "--json")
+    assert code == 0, err
+    told = json.loads(out)
+    assert told.pop("error") == ""
+    check_shape("pipeline upload", told, shapes())
+    code, _, refused = call(tmp_path, "upload", "--lake", tmp_path / "lake")
+    assert code == 2
+    assert "expected a place in an object store" in refused
     code, out, err = call(tmp_path, "report")
     assert code == 0, err
     assert (tmp_path / "report.html").is_file()
@@ -192,7 +234,7 @@ def test_commands_open_it_and_show_no_secret(
     assert code == 0, err
     code, shown, _ = call(tmp_path, "runs", "--json")
     assert code == 0
-    assert [run["outcome"] for run in json.loads(shown)["runs"]] == ["succeeded"] * 3
+    assert [run["outcome"] for run in json.loads(shown)["runs"]] == ["succeeded"] * 4
 
     monkeypatch.setenv("MEDIATOR_PIPELINE__STORAGE__AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("MEDIATOR_PIPELINE__STORAGE__MAX_RETRIES", "0")
