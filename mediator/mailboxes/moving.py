@@ -83,6 +83,9 @@ def transfer(
         except MediatorError as error:
             result = Transferred(len(done), last, error, message.msg_id)
             break
+        if not request.keep:
+            # Else a tenant that is half full could not move all that it has.
+            quotas.take_back(request.tenant, message.size)
         done.append(message)
     if done and not request.keep:
         handles = [Handle(each.msg_id, each.lane, each.size, each.created_at) for each in done]

@@ -363,17 +363,20 @@ def running_leases(tx: Transaction, tenant: str, address: str, name: str, limit:
     return tx.leases.running(mailbox, group, limit, now)
 
 
-def drop_group(tx: Transaction, tenant: str, address: str, name: str, now: int) -> bool:
+def drop_group(tx: Transaction, tenant: str, address: str, name: str, now: int, *, begun: bool = False) -> bool:
     """Forget a group that nobody reads with any more, a slice of its leases at a time; return whether it is gone.
 
     All messages stay for the other groups. A group in whose hands messages are is refused: its workers would begin
-    anew. So is an unknown one; queue groups of subscriptions are none of these, and end by themselves (E7).
+    anew. So is an unknown one; queue groups of subscriptions are none of these, and end by themselves (E7). What is
+    ``begun`` is not refused any more: the group would go on without the messages whose leases are gone.
     """
     mailbox = get_live_mailbox(tx, tenant, address, now)
     group = tx.groups.find(mailbox, name)
     if group is None:
+        if begun:
+            return True
         raise BadRequestError("group_name", "the mailbox has no such group")
-    if tx.leases.running(mailbox, group, 1, now):
+    if not begun and tx.leases.running(mailbox, group, 1, now):
         raise BadRequestError("group_name", "its members hold messages: acknowledge them or give them back first")
     if tx.groups.drop_leases(group.no, DEAD_SLICE) == DEAD_SLICE:
         return False
@@ -450,7 +453,7 @@ DEAD_SLICE = 10_000
 
 
 def find_dead(tx: Transaction, request: DeadSelection, now: int) -> tuple[Mailbox, Group, list[Lease]]:
-    """Return the dead leases that are asked for, after ending those whose messages are gone (F7)."""
+    """Return dead leases that are asked for, some if there are any; those whose messages are gone end (F7)."""
     mailbox = get_live_mailbox(tx, request.tenant, request.address, now)
     group = tx.groups.find(mailbox, request.group)
     if group is None:
@@ -459,12 +462,15 @@ def find_dead(tx: Transaction, request: DeadSelection, now: int) -> tuple[Mailbo
     ended = [lease for lease in tx.leases.due(group, now, MAX_LEASED) if is_exhausted(group, lease)]
     if ended:
         dead_letter(tx, mailbox, group, ended, now)
-    if request.ids is None:
-        dead = tx.leases.dead(group, -1, DEAD_SLICE)
-    else:
-        dead = [lease for lease in tx.leases.get(group, request.ids) if lease.dead]
-    there = tx.messages.handles(mailbox, [lease.msg_id for lease in dead], now)
-    gone = [lease.msg_id for lease in dead if lease.msg_id not in there]
-    if gone:
-        tx.leases.remove(group, gone)
-    return mailbox, group, [lease for lease in dead if lease.msg_id in there]
+    while True:
+        if request.ids is None:
+            dead = tx.leases.dead(group, -1, DEAD_SLICE)
+        else:
+            dead = [lease for lease in tx.leases.get(group, request.ids) if lease.dead]
+        there = tx.messages.handles(mailbox, [lease.msg_id for lease in dead], now)
+        gone = [lease.msg_id for lease in dead if lease.msg_id not in there]
+        if gone:
+            tx.leases.remove(group, gone)
+        # Behind those that are all gone may be more.
+        if there or not gone:
+            return mailbox, group, [lease for lease in dead if lease.msg_id in there]

@@ -26,9 +26,13 @@ LOOK_SECONDS: Final = 30
 KEPT_MS: Final = 7 * 86_400 * SECOND
 SAME_MS: Final = 300 * SECOND
 """A problem that is back within so long is the same alarm, so that one that comes and goes does not fill the list."""
+GONE_MS: Final = 10 * KEPT_MS
+"""After which present alarms of another instance are forgotten, which may be gone for good."""
 MAX_PRESENT: Final = 200
 MAX_ENDED: Final = 1000
 _MAX_CODE: Final = 200
+_STORE: Final = "check_store"
+"""The code of the problem that the store cannot be reached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +64,11 @@ class AlarmTable(Table):
                 (instance, alarm.code, alarm.began_at, alarm.ended_at, orjson.dumps(alarm.finding.to_json()).decode()),
             )
 
-    def forget(self, instance: str, before: int) -> None:
-        """Remove alarms that ended before, and those of other instances that began before and may be gone."""
+    def forget(self, instance: str, before: int, gone_before: int) -> None:
+        """Remove alarms that ended before, and those of other instances that began long ago and may be gone."""
         self._execute(
             "DELETE FROM alarm WHERE ended_at < ? OR (ended_at IS NULL AND began_at < ? AND instance <> ?)",
-            (before, before, instance),
+            (before, gone_before, instance),
         )
 
     def read(self, instance: str) -> list[Alarm]:
@@ -110,7 +114,9 @@ class Alarms:
         for finding in await self._look():
             if finding.level is Level.PROBLEM and len(found) < MAX_PRESENT:
                 found.setdefault((finding.code or finding.text)[:_MAX_CODE], finding)
-        for code in self._present.keys() - found.keys():
+        # While the store is lost, what is found in it is not looked for, and so not known to be gone.
+        ended_codes = () if _STORE in found else self._present.keys() - found.keys()
+        for code in ended_codes:
             ended = replace(self._present.pop(code), ended_at=now)
             self._ended.append(ended)
             self._note(ended)
@@ -147,7 +153,7 @@ class Alarms:
         def keep(tx: Transaction, _now: int) -> None:
             alarms = tx.table(AlarmTable)
             alarms.put(self._instance, saved.values())
-            alarms.forget(self._instance, before)
+            alarms.forget(self._instance, before, now - GONE_MS)
 
         with suppress(MediatorError):
             await self._broker.write_background(keep)

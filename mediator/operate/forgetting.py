@@ -1,5 +1,6 @@
 """Forgets a mailbox: what the database has of its address, and the bytes that removed rows leave in its file."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from getpass import getuser
@@ -65,6 +66,8 @@ class Forgetting:
         self._broker = broker
         self._steps = steps
         self._of_parts = of_parts
+        self._forgetting = asyncio.Lock()
+        """What is removed is overwritten as long as one forgets, so one after the other does."""
 
     async def forget(self, tenant: str, address: str, *, alone: bool = False) -> Answer:
         """Remove the mailbox and all that is kept of its address; return what was removed, and what may be left.
@@ -75,6 +78,10 @@ class Forgetting:
         writable_address(address)
         if is_send_only(address):
             raise BadRequestError("mail_address", "expected the mailbox's own address, got its send-only address")
+        async with self._forgetting:
+            return await self._remove_all(tenant, address, alone)
+
+    async def _remove_all(self, tenant: str, address: str, alone: bool) -> Answer:
         broker = self._broker
         removed: Counter[str] = Counter()
         await broker.write(lambda tx, _now: tx.session.dialect.overwrite_removed(True), even_when_full=True)

@@ -1,5 +1,6 @@
 """Operations on messages: list, show, send, move, copy, remove; dead ones and leases of a group (F6, F7)."""
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -68,6 +69,8 @@ MAX_DELAYED = 10_000
 MAX_DELAY_SECONDS = 366 * 86400
 FREQUENT = 5
 TRANSFER_SECONDS = 120.0
+TRANSFER_ENDS = 100.0
+"""Seconds after which no further slice is transferred, so that what was done is answered in time."""
 _MAX_ID = 2**63 - 1
 _ANY = "any"
 
@@ -127,13 +130,14 @@ class MessageOperations:
         word, since = request.get("lane", ""), read_optional_time(request, "since")
         lanes = set(LANES) if word == _ANY else {parse_lane(word, "lane")}
         wanted = MAX_LISTED if word != _ANY else max(limit, COUNTED) if before is after is None else limit
-        seen: list[StoredMessage] = []
-        found: list[StoredMessage] = []
+        seen: list[MessageSummary] = []
+        found: list[MessageSummary] = []
         more = True
         for _ in range(1 if word == _ANY else LANE_CHUNKS):
             filter = Filter(since=since, before_id=before)
-            some = (await self._broker.query(Query(tenant, address, filter, wanted, _MAX_ID, headers_only=True)))[::-1]
-            fresh = [message for message in some if after is None or message.msg_id > after]
+            some = await self._broker.query(Query(tenant, address, filter, wanted, _MAX_ID, headers_only=True))
+            # Without their headers, which may be long.
+            fresh = [MessageSummary.of(each) for each in reversed(some) if after is None or each.msg_id > after]
             seen += fresh
             found += [message for message in fresh if message.lane in lanes]
             more = len(fresh) == wanted
@@ -144,7 +148,7 @@ class MessageOperations:
         cut = len(found) > limit or (more and len(found) == limit)
         following = found[limit - 1].msg_id if cut else seen[-1].msg_id if more else None
         return {
-            "messages": [MessageSummary.of(message).to_json() for message in found[:limit]],
+            "messages": [message.to_json() for message in found[:limit]],
             "next": following,
             "looked_at": len(seen),
             "lanes": {lane.name.lower(): sum(message.lane is lane for message in seen) for lane in LANES},
@@ -248,7 +252,7 @@ class MessageOperations:
         broker, (tenant, address) = self._broker, read_place(request)
         to_address = writable_address(request["to_address"], "to_address")
         ids = sorted(set(Fields(request).numbers("msg_ids", MAX_IDS) or ()))
-        count = 0
+        count, until = 0, time.monotonic() + TRANSFER_ENDS
         # Without any, both addresses are looked at all the same.
         while True:
             part = Transfer(tenant, address, to_address, ids, keep)
@@ -269,6 +273,8 @@ class MessageOperations:
             ids = [] if found.last is None else [each for each in ids if each > found.last]
             if not ids:
                 return count, ""
+            if time.monotonic() > until:
+                return count, f"it stopped before message {ids[0]}: it took more than {TRANSFER_ENDS:g} s"
 
     @operation(
         "delayed-list",
@@ -312,7 +318,7 @@ class DeadOperations:
     @operation(
         "dead-list",
         Right.READ,
-        "The dead messages of a group, newest first",
+        "The dead messages of a group, oldest first",
         object_schema(
             messages=many(DeadMessage.schema()),
             max_deliver=or_null(about(COUNT, "After so many deliveries without an ACK a message is dead.")),
@@ -407,7 +413,8 @@ class DeadOperations:
     @operation(
         "lease-release",
         Right.OPERATE,
-        "Give messages back for the members of a group that hold them; they are delivered again at once",
+        "Give messages back for the members of a group that hold them: they are delivered again at once, or dead after "
+        "their last delivery",
         object_schema(released=COUNT),
         fields=_SOME,
         method="POST",
@@ -440,10 +447,13 @@ class DeadOperations:
     )
     async def _drop_group(self, request: OperationRequest) -> Answer:
         key, name = read_place(request), request["group_name"]
+        begun = False
         while not await self._broker.write(
-            lambda tx, now: settling.drop_group(tx, *key, name, now), key, even_when_full=True
+            lambda tx, now, begun=begun: settling.drop_group(tx, *key, name, now, begun=begun),  # type: ignore[misc]
+            key,
+            even_when_full=True,
         ):
-            pass
+            begun = True
         return {"group_name": name}
 
     async def _all(self, rule: Callable[[Transaction, DeadSelection, int], int], request: OperationRequest) -> int:
@@ -454,7 +464,7 @@ class DeadOperations:
         while True:
             count = await self._broker.write(lambda tx, now: rule(tx, dead, now), key, even_when_full=True)
             total += count
-            if ids is not None or count < DEAD_SLICE:
+            if ids is not None or not count:
                 return total
 
 

@@ -352,8 +352,10 @@ class SqliteStore:
         connection = self._writer.connection
         # Do not wait for readers, who keep the WAL from being cut.
         connection.execute("PRAGMA busy_timeout = 0")
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        connection.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000}")
+        try:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        finally:
+            connection.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000}")
         self._log_used = 0
 
     def _make_room(self) -> None:

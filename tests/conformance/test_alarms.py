@@ -29,6 +29,9 @@ def test_old_alarms_are_forgotten(store):
             table.put(
                 instance, [Alarm("present", 1, None, FOUND), Alarm("old", 1, 2, FOUND), Alarm("new", 1, 5, FOUND)]
             )
-        table.forget("one", 3)
+        table.forget("one", 3, 1)
+        for instance in ("one", "gone"):
+            assert [alarm.code for alarm in table.read(instance)] == ["new", "present"]
+        table.forget("one", 3, 2)
         assert [alarm.code for alarm in table.read("one")] == ["new", "present"]
         assert [alarm.code for alarm in table.read("gone")] == ["new"]

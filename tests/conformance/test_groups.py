@@ -8,8 +8,9 @@ from mediator.errors import BadRequestError
 from mediator.mailboxes import settling
 from mediator.mailboxes.group import NO_LEASE, NO_LEASES, Checked, Lease, LeaseCount, LeaseCursor, Reply
 from mediator.mailboxes.lanes import LANES, Lane
+from mediator.mailboxes.settling import DeadSelection
 from mediator.store.sqlite import SqliteStore
-from tests.harness.broker import BOX, SECOND, TENANT, Broker
+from tests.harness.broker import BOX, GROUP, HOUR, SECOND, TENANT, Broker
 from tests.harness.samples import ALL, T0, add, get, ids, leases, put
 from tests.harness.stores import undone
 
@@ -498,3 +499,42 @@ def test_a_dropped_group_is_forgotten_and_others_stay(store, monkeypatch):
     assert broker.mailbox().messages == 5
     assert broker.take(group="other", num_msgs=3) == [0, 1, 2]
     assert broker.take(group="old", num_msgs=5) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.rule("A4")
+def test_a_group_being_dropped_goes_whatever_a_member_does(store, monkeypatch):
+    """Without the leases that are gone already, it would go on and never get their messages again."""
+    monkeypatch.setattr(settling, "DEAD_SLICE", 2)
+    broker = Broker(store)
+    broker.create()
+    for _ in range(6):
+        broker.send(b"x")
+    assert broker.take(ack_wait=SECOND, group="old", num_msgs=5) == [0, 1, 2, 3, 4]
+    broker.advance(SECOND)
+
+    def drop(*, begun):
+        return broker.run(lambda tx: settling.drop_group(tx, TENANT, BOX, "old", broker.now, begun=begun))
+
+    assert not drop(begun=False)
+    assert broker.take(ack_wait=HOUR, group="old", num_msgs=1)
+    while not drop(begun=True):
+        pass
+    assert drop(begun=True)
+    assert broker.take(group="old", num_msgs=10) == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.rule("F7")
+def test_dead_mail_is_found_behind_leases_without_messages(store, monkeypatch):
+    monkeypatch.setattr(settling, "DEAD_SLICE", 2)
+    broker = Broker(store)
+    broker.create()
+    for _ in range(5):
+        broker.send(b"x")
+    assert broker.take(ack_wait=SECOND, max_deliver=1, num_msgs=5) == [0, 1, 2, 3, 4]
+    broker.advance(SECOND)
+    dead = DeadSelection(TENANT, BOX, GROUP)
+    assert broker.run(lambda tx: len(settling.find_dead(tx, dead, broker.now)[2])) == 2
+    for msg_id in (0, 1, 2):
+        broker.delete(msg_id)
+    counts = [broker.run(lambda tx: settling.drop(tx, dead, broker.now)) for _ in range(3)]
+    assert (sum(counts), counts[-1]) == (2, 0)

@@ -97,6 +97,20 @@ def test_what_a_quota_refuses_stays_where_it_is(store):
     assert refused == [TENANT]
 
 
+@pytest.mark.rule("S7")
+def test_a_move_takes_no_more_of_the_quota_than_there_is(store):
+    broker = Broker(store, Bounds(tenant=Quota(messages=10)))
+    broker.create()
+    broker.create(OTHER)
+    for _ in range(7):
+        broker.send(b"x")
+    assert transfer(broker, *range(7)).count == 7
+    for _ in range(3):
+        broker.send(b"x")
+    with pytest.raises(QuotaExceededError):
+        broker.send(b"x")
+
+
 @pytest.mark.rule("D11")
 def test_a_wallets_mailbox_takes_no_other_mail_by_a_move(broker):
     broker.create("wallet", kind=Kind.MEDIATION, retention=Retention.UNTIL_ACK)

@@ -147,6 +147,18 @@ async def test_alarms_are_read_while_the_store_refuses(doctor: Doctor) -> None:
     assert doctor.inner.rows("alarm") == 1
 
 
+async def test_what_is_not_looked_for_while_the_store_is_lost_stays(doctor: Doctor) -> None:
+    await doctor.see(problem("a group lags", "lag"))
+    began = (await doctor.list())[0][0][0]
+    for _ in range(20):
+        await doctor.see(problem("store: lost", "check_store"))
+    present, ended = await doctor.list()
+    assert ([text for _, text in present], ended) == (["store: lost", "a group lags"], [])
+    await doctor.see(problem("a group lags", "lag"))
+    present, ended = await doctor.list()
+    assert (present, [text for *_, text in ended]) == ([(began, "a group lags")], ["store: lost"])
+
+
 async def test_the_page_shows_alarms_to_who_may_see_the_overview(tmp_path: Path) -> None:
     async with console_site(tmp_path) as site:
         found = [Finding(Level.PROBLEM, "Dead: <b>1</b>", "Run `mediator dead drop`.", "/cleanup", "dead_messages")]

@@ -160,6 +160,28 @@ async def test_a_running_service_forgets_beside_its_senders(data_dir: Path):
     assert not verify_all(data_dir).damage
 
 
+async def test_two_that_forget_at_once_leave_no_payload(data_dir: Path, monkeypatch: pytest.MonkeyPatch):
+    with closing(SqliteStore(data_dir / DATABASE_FILE)) as store:
+        mail = Mediation(store)
+        for name in ("short", "long", "other"):
+            mail.create(name)
+        # Pages with rows that stay are not emptied as a whole.
+        sends = [Send(TENANT, name, Draft(text)) for name, text in (("long", SECRET), ("other", OTHERS))] * 4000
+        mail.run(lambda tx: [sending.send(tx, mail.bounds, mail.quotas, each, mail.now) for each in sends])
+        async with forgetting(store, data_dir) as (_, service):
+            last_step, reached = service._forget_copies, asyncio.Event()
+
+            async def tell(*given: Any) -> int:
+                reached.set()
+                return await last_step(*given)
+
+            monkeypatch.setattr(service, "_forget_copies", tell)
+            first = asyncio.create_task(service.forget(TENANT, "short"))
+            await reached.wait()
+            await asyncio.gather(first, service.forget(TENANT, "long"))
+            assert files_with(data_dir, SECRET) == []
+
+
 def send_only(tx: Any) -> str:
     return str(tx.mailboxes.send_only(tx.mailboxes.find(TENANT, "other")))
 
