@@ -244,6 +244,17 @@ async def test_a_copy_that_fails_halfway_tells_how_far_it_came(admin: Admin, mon
     assert (await admin.done("GET", "/mailboxes/other"))["messages"] == 2
 
 
+async def test_a_copy_that_takes_long_tells_how_far_it_came(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("box", "other"):
+        await admin.done("POST", "/mailboxes", {"name": name})
+    for _ in range(3):
+        await admin.done("POST", "/mailboxes/box/messages", {"payload": "x"})
+    monkeypatch.setattr(moving, "SLICE", 2)
+    monkeypatch.setattr(message_operations, "TRANSFER_ENDS", 0.0)
+    found = await admin.done("POST", "/mailboxes/box/copy", {"to_address": "other", "msg_ids": [0, 1, 2]})
+    assert (found["copied"], found["stopped"][:28]) == (2, "it stopped before message 2:")
+
+
 @pytest.mark.rule("F6")
 async def test_leases_are_given_back_once_though_workers_fetch_again(
     admin: Admin, monkeypatch: pytest.MonkeyPatch
