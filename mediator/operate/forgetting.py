@@ -105,7 +105,7 @@ class Forgetting:
                     even_when_full=True,
                 )
                 removed["archive_copies"] += copies
-            removed["copies"] += await self._forget_copies(tenant, names)
+            removed["copies"] += await self.forget_copies(tenant, names)
         finally:
             await broker.write(lambda tx, _now: tx.session.dialect.overwrite_removed(False), even_when_full=True)
         scrubbed = await broker.scrub(rewrite=alone and broker.alone)
@@ -157,7 +157,7 @@ class Forgetting:
         mailbox = tx.mailboxes.find(tenant, address)
         return address if mailbox is None else tx.mailboxes.send_only(mailbox)
 
-    async def _forget_copies(self, tenant: str, names: Collection[str]) -> int:
+    async def forget_copies(self, tenant: str, names: Collection[str]) -> int:
         """Remove the copies that rules made of the mailbox's messages, wherever in the tenant they are now (C6)."""
         broker, count, last = self._broker, 0, ""
         while addresses := await broker.read(

@@ -169,13 +169,13 @@ async def test_two_that_forget_at_once_leave_no_payload(data_dir: Path, monkeypa
         sends = [Send(TENANT, name, Draft(text)) for name, text in (("long", SECRET), ("other", OTHERS))] * 4000
         mail.run(lambda tx: [sending.send(tx, mail.bounds, mail.quotas, each, mail.now) for each in sends])
         async with forgetting(store, data_dir) as (_, service):
-            last_step, reached = service._forget_copies, asyncio.Event()
+            last_step, reached = service.forget_copies, asyncio.Event()
 
             async def tell(*given: Any) -> int:
                 reached.set()
                 return await last_step(*given)
 
-            monkeypatch.setattr(service, "_forget_copies", tell)
+            monkeypatch.setattr(service, "forget_copies", tell)
             first = asyncio.create_task(service.forget(TENANT, "short"))
             await reached.wait()
             await asyncio.gather(first, service.forget(TENANT, "long"))
