@@ -27,6 +27,7 @@ from yarl import URL
 
 from mediator.errors import AddressRefusedError, UnreachableError
 from mediator.http.bodies import read_body
+from mediator.http.resolver import ThreadedResolver
 
 Network = IPv4Network | IPv6Network
 Address = IPv4Address | IPv6Address
@@ -131,7 +132,7 @@ class Guard:
     def _open(self) -> ClientSession:
         if self._session is None:
             connector = TCPConnector(
-                resolver=self._resolver,
+                resolver=self._resolver or ThreadedResolver(),
                 use_dns_cache=False,
                 socket_factory=self._socket,
                 limit=MAX_CONNECTIONS,
