@@ -226,11 +226,11 @@ class Client:
     ) -> Reply:
         """Send any request, such as ``MAILBOX.UPDATE.agent.inbox``, and return the fields of its reply.
 
-        ``wait``: seconds for which the service itself may wait. Without an answer it is sent again, for ``patience``
-        seconds, unless it is not ``repeatable``.
+        ``wait``: seconds for which the service itself may wait. While nobody knows whether it was carried out, it is
+        sent again, for ``patience`` seconds, unless it is not ``repeatable``.
 
         Raises the error of :mod:`mediator.errors` that the service sent, :class:`UnreachableError` when nobody is
-        there, and :class:`NoReplyError` when no answer came and nobody knows whether it was carried out.
+        there, and :class:`NoReplyError` or :class:`UncertainError` when nobody knows whether it was carried out.
         """
         return await self._connection.request(
             verb, body, headers=headers, wait=wait, repeatable=repeatable, patience=patience
@@ -406,8 +406,8 @@ class Mailbox:
     async def send(self, payload: Payload, **options: Unpack[SendOptions]) -> int | None:
         """Send a message; return its msg_id once it is on disk, or None while it is delayed.
 
-        Raises :class:`NoReplyError` when nobody knows whether it was stored; with a ``dedup_id`` it is then sent again
-        by itself.
+        Raises :class:`NoReplyError` or :class:`UncertainError` when nobody knows whether it was stored; with a
+        ``dedup_id`` it is then sent again by itself.
         """
         message = Outgoing(payload, **options)
         data, headers = message.encode()

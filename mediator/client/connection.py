@@ -30,6 +30,7 @@ from mediator.errors import (
     NoReplyError,
     QuotaExceededError,
     TooManyDelayedError,
+    UncertainError,
     UnreachableError,
     error_of_reply,
 )
@@ -142,11 +143,11 @@ class Connection:
 
         For ``patience`` seconds (the connection's by default) the request is tried again, with growing pauses, when
         nobody is there to answer it, and when the service says that a retry helps, unless a quota is reached. One that
-        got no answer may have been carried out: it is tried again only if it is ``repeatable``. The log says at once
-        what is waited for.
+        got no answer, or whose commit the service is not sure of, may have been carried out: it is tried again only if
+        it is ``repeatable``. The log says at once what is waited for.
 
         Raises the error of :mod:`mediator.errors` that the service sent, :class:`UnreachableError` when nothing was
-        asked, and :class:`NoReplyError` when no answer came in time.
+        asked, :class:`NoReplyError` when no answer came in time, and :class:`UncertainError` as the service sent it.
         """
         data = body if isinstance(body, bytes) else json.dumps(dict(body), ensure_ascii=False).encode()
         end = time.monotonic() + (self.patience if patience is None else patience)
@@ -158,7 +159,7 @@ class Connection:
                     return await self._ask(verb, data, headers, ANSWER_SECONDS + wait, end)
             except MediatorError as error:
                 left = end - time.monotonic()
-                lost = isinstance(error, NoReplyError) and not repeatable
+                lost = isinstance(error, NoReplyError | UncertainError) and not repeatable
                 if left <= 0 or lost or not error.retry or isinstance(error, LASTING):
                     raise
                 self._tell_trouble(error, left)

@@ -1,0 +1,59 @@
+"""mediator.client when something fails: what it repeats, what it waits for, and what it raises."""
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from mediator.client import Client
+from mediator.errors import PartlyRefusedError, UncertainError
+from mediator.mailboxes.transaction import Transaction
+from mediator.store.sqlite import SqliteStore
+from tests.harness.app import App, app
+
+
+@pytest.fixture
+async def running(tmp_path: Path) -> AsyncIterator[App]:
+    async with app(tmp_path) as service:
+        yield service
+
+
+@pytest.fixture
+def unconfirmed(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Make the next commit one that happens, though the database does not confirm it."""
+    pending: list[bool] = []
+    transaction = SqliteStore.transaction
+
+    @contextlib.contextmanager
+    def unsure(store: SqliteStore, keys: Sequence[object] = ()) -> Iterator[Transaction]:
+        with transaction(store, keys) as tx:  # type: ignore[arg-type]
+            yield tx
+        if pending and tx.events:
+            pending.pop()
+            raise UncertainError
+
+    monkeypatch.setattr(SqliteStore, "transaction", unsure)
+    return lambda: pending.append(True)
+
+
+async def test_what_may_have_been_stored_is_not_sent_again(running: App, unconfirmed: Callable[[], None]) -> None:
+    async with Client(running.service.nats_url) as client:
+        box = await client.create()
+        unconfirmed()
+        with pytest.raises(UncertainError):
+            await box.send("once")
+        assert [message.text for message in await box.query()] == ["once"]
+        unconfirmed()
+        with pytest.raises(PartlyRefusedError, match="did not confirm the commit"):
+            await box.send_many(["one", "two"])
+        assert [message.text for message in await box.query()] == ["once", "one", "two"]
+        # With a dedup id a repeat does no harm.
+        unconfirmed()
+        assert await box.send("three", dedup_id="3") == 3
+        assert len(await box.query()) == 4
+        unconfirmed()
+        with pytest.raises(UncertainError):
+            await client.create()
+        unconfirmed()
+        assert (await client.create("again", exist_ok=True)).address == "again"
