@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mediator.errors import MediatorError, NoSuchAgentError
+from mediator.errors import NoSuchAgentError
 
 log = logging.getLogger("mediator.client")
 
@@ -65,12 +65,15 @@ class Registration:
         self._report = report
 
     async def report(self, /, **status: Any) -> None:
-        """Report now; what is given is the status from now on. Raises as any request."""
-        self.status = status or self.status
+        """Report now; what is given is the status from now on, unless it is refused. Raises as any request."""
+        said = status or self.status
         try:
-            await self._report(self.address, self.status)
+            await self._report(self.address, said)
         except NoSuchAgentError:
             await self._register()
+            await self._report(self.address, said)
+        # Not what a report at the same time said before.
+        self.status = status or self.status
 
     async def report_every(self, seconds: float) -> None:
         """Report until this is cancelled; what fails is logged and tried again at the next time."""
@@ -78,5 +81,5 @@ class Registration:
             await asyncio.sleep(seconds)
             try:
                 await self.report()
-            except MediatorError as error:
+            except Exception as error:
                 log.warning("agent %s could not report: %s", self.address, error)

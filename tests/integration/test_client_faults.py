@@ -1,16 +1,18 @@
 """mediator.client when something fails: what it repeats, what it waits for, and what it raises."""
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from mediator.client import Client
-from mediator.errors import PartlyRefusedError, UncertainError
+from mediator.client import Client, Mailbox
+from mediator.errors import BadRequestError, PartlyRefusedError, UncertainError
 from mediator.mailboxes.transaction import Transaction
 from mediator.store.sqlite import SqliteStore
 from tests.harness.app import App, app
+from tests.harness.waiting import until
 
 
 @pytest.fixture
@@ -57,3 +59,25 @@ async def test_what_may_have_been_stored_is_not_sent_again(running: App, unconfi
             await client.create()
         unconfirmed()
         assert (await client.create("again", exist_ok=True)).address == "again"
+
+
+async def test_a_refused_status_does_not_end_the_sign_of_life(running: App, caplog: pytest.LogCaptureFixture) -> None:
+    async with (
+        Mailbox.open(running.service.nats_url, create=True) as box,
+        box.registered({"name": "x"}) as registration,
+    ):
+        await registration.report(load=1)
+        with pytest.raises(BadRequestError):
+            await registration.report(note="x" * 100_000)
+        with pytest.raises(TypeError):
+            await registration.report(load=object())
+        assert registration.status == {"load": 1}
+        await registration.report()
+        # Also one that was set by hand does not end the reports.
+        registration.status = {"load": object()}
+        reporting = asyncio.create_task(registration.report_every(0.01))
+        await until(lambda: "could not report" in caplog.text)
+        registration.status = {"load": 2}
+        await box.client.unregister(registration.address)
+        await until(box.discover, what="it is registered again")
+        reporting.cancel()
