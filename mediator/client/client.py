@@ -535,10 +535,15 @@ class Mailbox:
                 slots.release()
 
         messages = self.consume(group=group, lease=lease, start=start, max_deliver=max_deliver)
-        async with aclosing(messages), asyncio.TaskGroup() as tasks:
-            while True:
-                await slots.acquire()
-                tasks.create_task(handle(await anext(messages)))
+        try:
+            async with aclosing(messages), asyncio.TaskGroup() as tasks:
+                while True:
+                    await slots.acquire()
+                    tasks.create_task(handle(await anext(messages)))
+        except ExceptionGroup as failures:
+            # No handler raises, so it holds what the consumer raised.
+            error = failures.exceptions[0]
+            raise error from error.__cause__
 
     async def fetch(
         self,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mediator.client import Client, Mailbox
-from mediator.errors import BadRequestError, PartlyRefusedError, UncertainError
+from mediator.client import Client, Delivery, Mailbox
+from mediator.errors import BadRequestError, NoSuchMailboxError, PartlyRefusedError, UncertainError
 from mediator.mailboxes.transaction import Transaction
 from mediator.store.sqlite import SqliteStore
 from tests.harness.app import App, app
@@ -81,3 +81,12 @@ async def test_a_refused_status_does_not_end_the_sign_of_life(running: App, capl
         await box.client.unregister(registration.address)
         await until(box.discover, what="it is registered again")
         reporting.cancel()
+
+
+async def test_work_raises_what_consume_raises(running: App) -> None:
+    async def handle(_message: Delivery) -> None:
+        """Take no notice."""
+
+    async with Client(running.service.nats_url) as client:
+        with pytest.raises(NoSuchMailboxError):
+            await client.mailbox("nobody.here").work(handle, group="g")
