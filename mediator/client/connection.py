@@ -7,7 +7,7 @@ import random
 import socket
 import ssl
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -102,6 +102,9 @@ class Connection:
         self._nats: _Nats | None = None
         self._lock = asyncio.Lock()
         self._up = asyncio.Event()
+        """Set while there is a connection, and once it is closed."""
+        self._given_up: asyncio.Future[None] | None = None
+        """Ends the attempt to make a new connection that is under way."""
         self._asking: set[asyncio.Future[Msg]] = set()
         self._slots = asyncio.Semaphore(IN_FLIGHT)
         self._error: Exception | None = None
@@ -126,6 +129,9 @@ class Connection:
     async def close(self) -> None:
         """Disconnect; what is asked afterwards fails."""
         self._closed = True
+        self._up.set()
+        if self._given_up is not None and not self._given_up.done():
+            self._given_up.set_result(None)
         if self._nats is not None:
             await self._nats.close()
 
@@ -217,24 +223,35 @@ class Connection:
 
     async def _connect(self, end: float) -> _Nats:
         """Return the connection once it is there; raises as :meth:`open`."""
-        async with self._lock:
+        # Another request, of more patience, may hold it while it connects.
+        await self._wait_until(end, self._lock.acquire())
+        try:
             if self._closed:
-                raise BadRequestError("client", "it is closed, or was never opened")
+                raise self._unreachable(None)
             if self._nats is None or self._nats.is_closed:
                 # Also after the server ended it for good, as when a user is removed.
                 self._nats = await self._new(end)
+            nats = self._nats
+        finally:
+            self._lock.release()
         if not self._up.is_set():
-            try:
-                async with asyncio.timeout(max(end - time.monotonic(), 0)):
-                    await self._up.wait()
-            except TimeoutError:
-                raise self._unreachable(self._error) from None
-        return self._nats
+            await self._wait_until(end, self._up.wait())
+            if self._closed:
+                raise self._unreachable(None)
+        return nats
+
+    async def _wait_until(self, end: float, waiting: Coroutine[Any, Any, object]) -> None:
+        """Wait for somebody who connects; raises as :meth:`open`."""
+        try:
+            async with asyncio.timeout(max(end - time.monotonic(), 0)):
+                await waiting
+        except TimeoutError:
+            raise self._unreachable(self._error) from None
 
     async def _new(self, end: float) -> _Nats:
         """Connect for the first time, or after the server ended the connection; raises as :meth:`open`."""
         nats = _Nats(self._context)
-        given_up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        given_up = self._given_up = asyncio.get_running_loop().create_future()
         failures = 0
 
         def check() -> None:
@@ -309,12 +326,15 @@ class Connection:
                 connecting.cancel()
                 await asyncio.wait((connecting,))
         error = self._error if connecting.cancelled() else connecting.exception()
-        if error is None:
+        if error is None and not self._closed and not connecting.cancelled():
             return nats
         await nats.close()
         raise self._unreachable(error) from error
 
     def _unreachable(self, error: BaseException | None) -> MediatorError:
+        """Return what says why there is no connection; ``error`` is what the last attempt met."""
+        if self._closed:
+            return BadRequestError("client", "it is closed, or was never opened")
         text = f"cannot connect to {self.shown}: {_why(error, self._login)}"
         return LoginRefusedError(text) if _is_refusal(error) else UnreachableError(text)
 

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from mediator.client import Client, Delivery, Mailbox
-from mediator.errors import BadRequestError, NoSuchMailboxError, PartlyRefusedError, UncertainError
+from mediator.errors import BadRequestError, NoSuchMailboxError, PartlyRefusedError, UncertainError, UnreachableError
 from mediator.mailboxes.transaction import Transaction
 from mediator.store.sqlite import SqliteStore
 from tests.harness.app import App, app
-from tests.harness.waiting import until
+from tests.harness.service import free_port
+from tests.harness.waiting import PATIENCE, until
 
 
 @pytest.fixture
@@ -90,3 +91,33 @@ async def test_work_raises_what_consume_raises(running: App) -> None:
     async with Client(running.service.nats_url) as client:
         with pytest.raises(NoSuchMailboxError):
             await client.mailbox("nobody.here").work(handle, group="g")
+
+
+async def test_patience_bounds_the_wait_for_who_connects(caplog: pytest.LogCaptureFixture) -> None:
+    client = Client(f"nats://127.0.0.1:{free_port()}", patience=0.1)
+    box = client.mailbox("a")
+    consuming = asyncio.ensure_future(anext(box.consume(group="g")))
+    await until(lambda: "cannot connect to" in caplog.text)
+    async with asyncio.timeout(PATIENCE):
+        with pytest.raises(UnreachableError, match="nothing listens there"):
+            await box.send("x")
+        # It waits for ever, unless the client is closed.
+        await client.__aexit__()
+        with pytest.raises(BadRequestError, match="client: it is closed"):
+            await consuming
+
+
+async def test_a_closed_client_waits_for_no_service(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with app(tmp_path) as service:
+        client = Client(service.service.nats_url)
+        await client.__aenter__()
+        box = await client.create()
+        consuming = asyncio.ensure_future(anext(box.consume(group="g")))
+    await until(lambda: "trying again" in caplog.text)
+    # By then the consumer has asked again, and waits for a connection.
+    with pytest.raises(UnreachableError, match="cannot connect to"):
+        await client.request("PUBLIC.LIST", patience=0.5)
+    await client.__aexit__()
+    async with asyncio.timeout(PATIENCE):
+        with pytest.raises(BadRequestError, match="client: it is closed"):
+            await consuming
