@@ -7,7 +7,7 @@ used from several threads.
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from functools import wraps
@@ -263,16 +263,19 @@ class Mailbox:
         start: Start = "earliest",
         max_deliver: int | None = None,
     ) -> None:
-        """Call ``handler`` with each message, for ever, in ``concurrency`` threads."""
+        """Call ``handler`` with each message, for ever, in ``concurrency`` threads; at the end it waits for these."""
+        # Not the loop's own threads: they are few, and the loop needs one to find a host when it connects again.
+        with ThreadPoolExecutor(concurrency, "mediator worker") as threads:
 
-        async def handle(delivery: aio.Delivery) -> None:
-            await asyncio.to_thread(handler, Delivery.of(delivery, self.runner))
+            async def handle(delivery: aio.Delivery) -> None:
+                message = Delivery.of(delivery, self.runner)
+                await asyncio.get_running_loop().run_in_executor(threads, handler, message)
 
-        self.runner.run(
-            self.inner.work(
-                handle, group=group, lease=lease, concurrency=concurrency, start=start, max_deliver=max_deliver
+            self.runner.run(
+                self.inner.work(
+                    handle, group=group, lease=lease, concurrency=concurrency, start=start, max_deliver=max_deliver
+                )
             )
-        )
 
     @contextmanager
     def registered(self, card: Mapping[str, Any], *, ttl: float = 60.0) -> Iterator[Registration]:

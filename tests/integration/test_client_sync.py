@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import os
 import threading
 from collections.abc import Iterator
 
@@ -87,21 +88,23 @@ def test_an_early_end_gives_back_what_was_fetched_ahead(box: sync.Mailbox) -> No
     assert [message.text for message in box.fetch(group="g", lease=60)] == ["b", "c"]
 
 
-def test_workers_run_in_threads(service: Service, box: sync.Mailbox) -> None:
-    box.send_many(["1", "2", "3", "4"])
-    together = threading.Barrier(2, timeout=40)
+def test_workers_run_in_threads_of_their_own(service: Service, box: sync.Mailbox) -> None:
+    # More than an event loop has for itself.
+    threads = min(32, (os.cpu_count() or 1) + 4) + 1
+    box.send_many(str(number) for number in range(2 * threads))
+    together = threading.Barrier(threads, timeout=40)
     done: list[str] = []
     all_done = threading.Event()
 
     def handle(message: sync.Delivery) -> None:
         together.wait()
         done.append(message.text)
-        if len(done) == 4:
+        if len(done) == 2 * threads:
             all_done.set()
 
     def work() -> None:
         with pytest.raises(BadRequestError, match="client: it was closed meanwhile"):
-            client.mailbox(box.address).work(handle, group="g", concurrency=2)
+            client.mailbox(box.address).work(handle, group="g", concurrency=threads)
 
     with sync.Client(service.nats_url) as client:
         worker = threading.Thread(target=work)
@@ -109,7 +112,8 @@ def test_workers_run_in_threads(service: Service, box: sync.Mailbox) -> None:
         assert all_done.wait(40)
     worker.join(40)
     assert not worker.is_alive()
-    assert sorted(done) == ["1", "2", "3", "4"]
+    assert sorted(done, key=int) == [str(number) for number in range(2 * threads)]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("mediator worker")]
 
 
 def test_mail_questions_and_agents(box: sync.Mailbox) -> None:
