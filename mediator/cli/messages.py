@@ -24,7 +24,7 @@ from mediator.cli.options import (
     span,
     timed,
 )
-from mediator.errors import UnreachableError
+from mediator.errors import MediatorError
 
 if TYPE_CHECKING:
     from mediator.client import Client
@@ -202,7 +202,7 @@ def fetch(
 
 
 async def _follow(client: "Client", once: Any, first: dict[str, Any], body: dict[str, Any]) -> None:
-    """Fetch for ever, also across restarts of the service."""
+    """Fetch for ever, also across restarts of the service and while it is busy."""
     import asyncio
 
     away = False
@@ -210,7 +210,9 @@ async def _follow(client: "Client", once: Any, first: dict[str, Any], body: dict
     while True:
         try:
             await once(client, request)
-        except UnreachableError as error:
+        except MediatorError as error:
+            if not error.retry:
+                raise
             if not away:
                 output.print_hint(f"{error}; waiting for it")
             away = True

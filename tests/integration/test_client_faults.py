@@ -1,19 +1,28 @@
-"""mediator.client when something fails: what it repeats, what it waits for, and what it raises."""
+"""mediator.client, and commands that use it, when something fails: what they repeat, wait for, and raise."""
 
 import asyncio
 import contextlib
+import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from mediator.client import Client, Delivery, Mailbox
-from mediator.errors import BadRequestError, NoSuchMailboxError, PartlyRefusedError, UncertainError, UnreachableError
+from mediator.errors import (
+    BadRequestError,
+    NoSuchMailboxError,
+    PartlyRefusedError,
+    UnavailableError,
+    UncertainError,
+    UnreachableError,
+)
 from mediator.mailboxes.transaction import Transaction
 from mediator.store.sqlite import SqliteStore
 from tests.harness.app import App, app
 from tests.harness.service import free_port
 from tests.harness.waiting import PATIENCE, until
+from tests.integration.test_cli import environment, program
 
 
 @pytest.fixture
@@ -38,6 +47,27 @@ def unconfirmed(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
     monkeypatch.setattr(SqliteStore, "transaction", unsure)
     return lambda: pending.append(True)
+
+
+@pytest.fixture
+def outage(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Make the database unavailable, and available again."""
+    away = False
+    transaction = SqliteStore.transaction
+
+    @contextlib.contextmanager
+    def maybe(store: SqliteStore, keys: Sequence[object] = ()) -> Iterator[Transaction]:
+        with transaction(store, keys) as tx:  # type: ignore[arg-type]
+            if away:
+                raise UnavailableError("no database")
+            yield tx
+
+    def switch(off: bool) -> None:
+        nonlocal away
+        away = off
+
+    monkeypatch.setattr(SqliteStore, "transaction", maybe)
+    return switch
 
 
 async def test_what_may_have_been_stored_is_not_sent_again(running: App, unconfirmed: Callable[[], None]) -> None:
@@ -121,3 +151,26 @@ async def test_a_closed_client_waits_for_no_service(tmp_path: Path, caplog: pyte
     async with asyncio.timeout(PATIENCE):
         with pytest.raises(BadRequestError, match="client: it is closed"):
             await consuming
+
+
+async def test_follow_waits_for_a_service_that_is_busy_or_away(running: App, outage: Callable[[bool], None]) -> None:
+    async with Mailbox.open(running.service.nats_url, create=True) as box:
+        await box.send("mail")
+        outage(True)
+        options = ("--group", "g", "--deliver", "earliest", "--ack", "--follow", "--raw")
+        follow = await asyncio.create_subprocess_exec(
+            *program("fetch", box.address, *options, "--server", running.service.nats_url),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment(),
+        )
+        assert follow.stdout is not None
+        assert follow.stderr is not None
+        try:
+            async with asyncio.timeout(PATIENCE):
+                assert b"unavailable: no database; waiting for it" in await follow.stderr.readline()
+                outage(False)
+                assert await follow.stdout.readline() == b"mail\n"
+        finally:
+            follow.kill()
+            await follow.communicate()
