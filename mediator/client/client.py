@@ -19,6 +19,7 @@ from mediator.errors import (
     BadRequestError,
     MailboxExistsError,
     MediatorError,
+    NoSuchMessageError,
     PartlyRefusedError,
     error_of_reply,
 )
@@ -223,17 +224,25 @@ class Client:
         wait: float = 0.0,
         repeatable: bool = True,
         patience: float | None = None,
+        done_error: type[MediatorError] | None = None,
     ) -> Reply:
         """Send any request, such as ``MAILBOX.UPDATE.agent.inbox``, and return the fields of its reply.
 
         ``wait``: seconds for which the service itself may wait. While nobody knows whether it was carried out, it is
-        sent again, for ``patience`` seconds, unless it is not ``repeatable``.
+        sent again, for ``patience`` seconds, unless it is not ``repeatable``. ``done_error`` is what the service then
+        answers if it was, as :class:`NoSuchMessageError` to a DELETE: that is a success, whose reply is empty.
 
         Raises the error of :mod:`mediator.errors` that the service sent, :class:`UnreachableError` when nobody is
         there, and :class:`NoReplyError` or :class:`UncertainError` when nobody knows whether it was carried out.
         """
         return await self._connection.request(
-            verb, body, headers=headers, wait=wait, repeatable=repeatable, patience=patience
+            verb,
+            body,
+            headers=headers,
+            wait=wait,
+            repeatable=repeatable,
+            patience=patience,
+            done_error=done_error,
         )
 
     # Mailboxes.
@@ -648,7 +657,7 @@ class Mailbox:
     async def delete(self, message: Message | int) -> None:
         """Delete a message for everybody; raises :class:`NoSuchMessageError` when it is not there (Q2)."""
         msg_id = message if isinstance(message, int) else message.msg_id
-        await self.client.request(f"MSG.DELETE.{self.address}.{msg_id}")
+        await self.client.request(f"MSG.DELETE.{self.address}.{msg_id}", done_error=NoSuchMessageError)
 
     # The registry.
 

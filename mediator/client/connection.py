@@ -144,13 +144,16 @@ class Connection:
         wait: float = 0.0,
         repeatable: bool = True,
         patience: float | None = None,
+        done_error: type[MediatorError] | None = None,
     ) -> Reply:
         """Ask, and return the reply. ``wait``: seconds for which the service itself may wait.
 
         For ``patience`` seconds (the connection's by default) the request is tried again, with growing pauses, when
         nobody is there to answer it, and when the service says that a retry helps, unless a quota is reached. One that
         got no answer, or whose commit the service is not sure of, may have been carried out: it is tried again only if
-        it is ``repeatable``. The log says at once what is waited for.
+        it is ``repeatable``. The log says at once what is waited for. ``done_error``: what the service says when it is
+        asked for what it has done already; it is a success, whose reply is empty, of a request that was tried again
+        because it may have been carried out.
 
         Raises the error of :mod:`mediator.errors` that the service sent, :class:`UnreachableError` when nothing was
         asked, :class:`NoReplyError` when no answer came in time, and :class:`UncertainError` as the service sent it.
@@ -158,6 +161,7 @@ class Connection:
         data = body if isinstance(body, bytes) else json.dumps(dict(body), ensure_ascii=False).encode()
         end = time.monotonic() + (self.patience if patience is None else patience)
         pause = FIRST_PAUSE
+        unsure = False
         while True:
             try:
                 # One that waits for mail takes no slot: another may have to send it.
@@ -165,9 +169,12 @@ class Connection:
                     return await self._ask(verb, data, headers, ANSWER_SECONDS + wait, end)
             except MediatorError as error:
                 left = end - time.monotonic()
-                lost = isinstance(error, NoReplyError | UncertainError) and not repeatable
-                if left <= 0 or lost or not error.retry or isinstance(error, LASTING):
+                if unsure and done_error is not None and isinstance(error, done_error):
+                    return Reply()
+                lost = isinstance(error, NoReplyError | UncertainError)
+                if left <= 0 or (lost and not repeatable) or not error.retry or isinstance(error, LASTING):
                     raise
+                unsure = unsure or lost
                 self._tell_trouble(error, left)
                 await asyncio.sleep(min(pause * random.uniform(0.5, 1), left))
                 pause = min(2 * pause, LONGEST_PAUSE)

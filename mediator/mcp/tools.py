@@ -297,7 +297,8 @@ async def delete(request: Request, address: Address, msg_id: Number) -> results.
     It cannot be taken back.
     """
     caller = await caller_of(request)
-    return {"deleted": (await caller.request(f"MSG.DELETE.{address}.{msg_id}"))["deleted"]}
+    await caller.request(f"MSG.DELETE.{address}.{msg_id}", done_error=NoSuchMessageError)
+    return {"deleted": True}
 
 
 async def register(

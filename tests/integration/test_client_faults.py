@@ -12,6 +12,7 @@ from mediator.client import Client, Delivery, Mailbox
 from mediator.errors import (
     BadRequestError,
     NoSuchMailboxError,
+    NoSuchMessageError,
     PartlyRefusedError,
     UnavailableError,
     UncertainError,
@@ -90,6 +91,17 @@ async def test_what_may_have_been_stored_is_not_sent_again(running: App, unconfi
             await client.create()
         unconfirmed()
         assert (await client.create("again", exist_ok=True)).address == "again"
+
+
+async def test_a_delete_that_was_done_is_a_success(running: App, unconfirmed: Callable[[], None]) -> None:
+    async with Mailbox.open(running.service.nats_url, create=True) as box:
+        await box.send("mail")
+        unconfirmed()
+        await box.delete(0)
+        assert await box.query() == []
+        # Asked for once, it is an error.
+        with pytest.raises(NoSuchMessageError):
+            await box.delete(0)
 
 
 async def test_a_refused_status_does_not_end_the_sign_of_life(running: App, caplog: pytest.LogCaptureFixture) -> None:
