@@ -494,7 +494,8 @@ class Mailbox:
         What no block takes is not acknowledged: its lease ends and it comes again. A loop that ends early gives back
         what it fetched ahead. ``start`` is where a group begins that has no position yet. ``prefetch``: messages that
         are fetched at once; more than 1 is faster, where each takes little time. ``max_deliver``: deliveries after
-        which a message is dead for the group (F7).
+        which a message is dead for the group (F7). Then each is fetched alone, since one that was fetched ahead and
+        given back was delivered, and might be dead though nobody saw it.
 
         A service that is away is waited for; raises what no waiting mends, as :class:`NoSuchMailboxError`.
         """
@@ -504,7 +505,7 @@ class Mailbox:
             while True:
                 items = await self._fetch(
                     group=group,
-                    limit=prefetch,
+                    limit=prefetch if max_deliver is None else 1,
                     wait=LONGEST_WAIT,
                     lease=lease,
                     start=start,

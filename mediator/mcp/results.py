@@ -65,7 +65,7 @@ class MessagesResult(TypedDict):
     """Messages of a mailbox."""
 
     messages: list[ReceivedMessage]
-    more: Annotated[bool, Field(description="True if there were more than fit into this result.")]
+    more: Annotated[bool, Field(description="True if this result is full, and there may be more.")]
     note: NotRequired[Annotated[str, Field(description="Why messages that wait were not returned.")]]
 
 
@@ -133,7 +133,7 @@ def cut_messages(items: Sequence[Mapping[str, Any]], *, newest: bool = False) ->
     left = MAX_CHARACTERS
     for item in reversed(items) if newest else items:
         message = read_message(item)
-        left -= _characters(message)
+        left -= count_characters(message)
         if left < 0:
             if kept:
                 break
@@ -142,10 +142,15 @@ def cut_messages(items: Sequence[Mapping[str, Any]], *, newest: bool = False) ->
     return kept[::-1] if newest else kept
 
 
-def cut_payload(message: ReceivedMessage, offset: int) -> ReceivedMessage:
-    """Return the message with the part of its payload from a character on that fits into a result."""
+def fit_message(message: ReceivedMessage, room: int) -> ReceivedMessage:
+    """Return the message, cut where it does not fit into what is left of a result, at least half of one."""
+    return message if count_characters(message) <= room else cut_payload(message, 0, room)
+
+
+def cut_payload(message: ReceivedMessage, offset: int, room: int = MAX_CHARACTERS) -> ReceivedMessage:
+    """Return the message with the part of its payload from a character on that fits into ``room`` characters."""
     payload = message["payload"]
-    room = max(MAX_CHARACTERS - _characters({**message, "payload": ""}), MAX_CHARACTERS // 2)
+    room = max(room - count_characters({**message, "payload": ""}), room // 2)
     # What is escaped in JSON takes more characters than it has; four of base64 stand for three bytes.
     part = payload[offset : offset + room // 4 * 4]
     while len(part) > 4 and len(json.dumps(part, ensure_ascii=False)) - 2 > room:
@@ -204,11 +209,11 @@ def _read_card(card: Mapping[str, Any]) -> FoundAgent:
 
 def _cut_agent(agent: FoundAgent, room: int) -> FoundAgent:
     """Leave out its last skills, then its tags, then most of its description, until it fits."""
-    while agent.get("skills") and _characters(agent) > room:
+    while agent.get("skills") and count_characters(agent) > room:
         agent["skills"].pop()
-    if _characters(agent) > room:
+    if count_characters(agent) > room:
         agent.pop("tags", None)
-    if _characters(agent) > room:
+    if count_characters(agent) > room:
         agent["description"] = _short(agent.get("description", ""), 200)
     return agent
 
@@ -231,7 +236,8 @@ def _short(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
-def _characters(value: Mapping[str, Any]) -> int:
+def count_characters(value: Mapping[str, Any]) -> int:
+    """Return the length of what a result has, as the JSON that an assistant reads."""
     return len(json.dumps(value, ensure_ascii=False))
 
 

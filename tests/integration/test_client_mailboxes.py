@@ -199,6 +199,20 @@ async def test_an_early_end_gives_back_what_was_fetched_ahead(service: Service, 
     assert [message.text for message in await box.fetch(group="g", lease=60)] == ["b", "c"]
 
 
+@pytest.mark.rule("F7")
+async def test_nothing_is_dead_that_nobody_saw(service: Service, box: Mailbox) -> None:
+    await box.send_many(["a", "b", "c"])
+    seen = []
+    for _ in range(3):
+        async with Mailbox.open(service.nats_url, box.address) as worker:
+            async for message in worker.consume(group="g", lease=3600, prefetch=3, max_deliver=1):
+                async with message:
+                    seen.append(message.text)
+                    break
+    assert seen == ["a", "b", "c"]
+    assert await box.query(dead_for="g") == []
+
+
 async def test_a_cancelled_block_gives_back_at_once(box: Mailbox) -> None:
     await box.send("x")
     began = asyncio.Event()

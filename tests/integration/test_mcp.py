@@ -18,6 +18,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 from mcp_types import CallToolResult
 
+from mediator.client import Mailbox
 from mediator.mcp.http import MAX_BODY
 from mediator.mcp.results import MAX_CHARACTERS
 from mediator.mcp.tools import PREFIX
@@ -323,6 +324,30 @@ async def test_results_are_bounded_and_lose_nothing(url: str) -> None:
             parts.append(result["messages"][0]["payload"])
             assert len(json.dumps(result)) < MAX_CHARACTERS + 100
         assert "".join(parts) == long
+
+
+@pytest.mark.rule("F7")
+async def test_what_is_leased_is_shown(guarded: Service, url: str) -> None:
+    """A message that is fetched and given back counts as delivered, and would be dead though nobody saw it."""
+    async with over_http(url, ADA) as tools:
+        box = (await tools.use("create_mailbox"))["address"]
+        small, large = 20, MAX_CHARACTERS * 2 // 5
+        payloads = ["x" * size for size in (small, large, large, large, small, large * 3)]
+        for payload in payloads:
+            await tools.use("send", address=box, payload=payload)
+        async with Mailbox.open(guarded.nats_url, box, user="ada", password="pw-ada") as same:
+            # It fixes how often a message of the group is delivered.
+            [message] = await same.fetch(group="assistant", limit=1, lease=3600, max_deliver=1)
+            assert message.msg_id == 0
+            seen: list[list[int]] = []
+            while not seen or seen[-1]:
+                result = await tools.use("fetch", address=box, lease_seconds=3600)
+                assert len(json.dumps(result)) < MAX_CHARACTERS + 1000
+                seen.append([message["msg_id"] for message in result["messages"]])
+                if seen[-1]:
+                    await tools.use("ack", address=box, msg_ids=seen[-1])
+            assert seen == [[1, 2], [3, 4, 5], []]
+            assert await same.query(dead_for="assistant") == []
 
 
 async def test_a_caller_without_a_token_is_refused(url: str) -> None:
