@@ -28,7 +28,8 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from mediator.errors import BadRequestError, SetupError, UnavailableError
 from mediator.mailboxes.events import EventType
 from mediator.mailboxes.lanes import LANES
-from pipeline.lake import TABLES
+from pipeline.lake import TABLES, ObjectPlace, Place, is_url
+from pipeline.lake.storage import DataFiles, delta_arguments
 from pipeline.source import hide_tracebacks
 from pipeline.source.options import normalize_names, split_words
 from pipeline.source.side import who_looked
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 FORMAT = "mq9lake"
 OPTIONS = ("lake", "table", "columns")
+STORAGE = "storage."
+"""What the options begin with that open an object store; what is not given comes from where Spark's processes run."""
 _CODES = StructType(
     [
         StructField("code", LongType(), metadata={"comment": "The number in the table events"}),
@@ -109,21 +112,25 @@ class LakeDataSource(DataSource):
 class LakeOptions:
     """What to read."""
 
-    lake: Path
+    lake: Place
     table: str
     columns: tuple[str, ...]
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> "LakeOptions":
         """Read the options; :class:`BadRequestError` names a wrong one."""
-        options = normalize_names(given, OPTIONS)
+        storage = {name[len(STORAGE) :]: value for name, value in given.items() if name.lower().startswith(STORAGE)}
+        options = normalize_names({k: v for k, v in given.items() if not k.lower().startswith(STORAGE)}, OPTIONS)
         lake, table = options.get("lake", ""), options.get("table", "")
-        if not lake or "://" in lake or "\0" in lake:
-            raise BadRequestError("lake", "expected the folder of a lake")
+        if not lake or ("://" in lake and not is_url(lake)) or "\0" in lake:
+            raise BadRequestError("lake", "expected the folder of a lake, or its URL in an object store")
+        if storage and not is_url(lake):
+            raise BadRequestError(f"{STORAGE}{min(storage)}", "expected only with a lake in an object store")
         tables = (*sorted(TABLES), *DIMENSIONS)
         if table not in tables:
             raise BadRequestError("table", f'expected one of {", ".join(tables)}, got "{table[:100]}"')
-        read = cls(Path(lake).absolute(), table, split_words(options, "columns"))
+        place = ObjectPlace(lake, tuple(sorted(storage.items()))) if is_url(lake) else Path(lake).absolute()
+        read = cls(place, table, split_words(options, "columns"))
         for name in read.columns:
             if name not in read.schema.names:
                 raise BadRequestError("columns", f'no column "{name[:100]}", there are {", ".join(read.schema.names)}')
@@ -148,7 +155,7 @@ class LakeOptions:
 
         try:
             check_lake(self.lake)
-            return DeltaTable(self.lake / self.table)
+            return DeltaTable(**delta_arguments(self.lake / self.table))
         except TableNotFoundError:
             reason = f"the lake {self.lake} has no table {self.table} yet{who_looked()}"
             raise BadRequestError("table", reason) from None
@@ -168,7 +175,8 @@ def _commented(field: StructField) -> StructField:
 class FilePartition(InputPartition):
     """A file of the table."""
 
-    path: str
+    name: str
+    """Where it is below the table."""
     constants: tuple[tuple[str, Any], ...]
     """The columns by which the table is partitioned, which the file does not have."""
 
@@ -192,24 +200,23 @@ class LakeReader(DataSourceReader):
         from pyarrow.dataset import get_partition_keys
 
         dataset = self._options.open().to_pyarrow_dataset()
-        folder = self._options.lake / self._options.table
         return [
-            FilePartition(str(folder / each.path), tuple(get_partition_keys(each.partition_expression).items()))
+            FilePartition(each.path, tuple(get_partition_keys(each.partition_expression).items()))
             for each in dataset.get_fragments(filter=self._condition(dataset.schema))
         ]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Yield the record batches of a file, in a task."""
         import pyarrow as pa
-        import pyarrow.dataset as ds
         from pyspark.sql.pandas.types import to_arrow_schema
 
         assert isinstance(partition, FilePartition)
         wanted = to_arrow_schema(self._schema, timezone="UTC")
         constants = dict(partition.constants)
         own = pa.schema([field for field in wanted if field.name not in constants])
+        table = self._options.lake / self._options.table
         try:
-            file = ds.dataset(partition.path, format="parquet")
+            file = DataFiles(table, [partition.name]).dataset()
             # A column that is newer than the file is null.
             newer = [field for field in own if field.name not in file.schema.names]
             file = file.replace_schema(pa.schema([*file.schema, *newer]))
@@ -225,7 +232,7 @@ class LakeReader(DataSourceReader):
         except OSError as error:
             gone = "it is gone: compaction removed what it had replaced a week ago, so run the query again"
             reason = gone if isinstance(error, FileNotFoundError) else error.strerror
-            raise UnavailableError(f"{partition.path}: {reason}{who_looked()}") from None
+            raise UnavailableError(f"{table / partition.name}: {reason}{who_looked()}") from None
 
     def _condition(self, schema: Any) -> Any:
         """Return the filters on columns of an Arrow schema as one expression; None without any."""

@@ -18,6 +18,7 @@ from mediator.store.sqlite import SqliteStore
 from pipeline.lake import EVENTS, JOURNAL, QUARANTINE, ObjectPlace, Place
 from pipeline.lake.archive import ArchiveResult, archive, forget, read_archive
 from pipeline.lake.compaction import compact
+from pipeline.lake.datasource import register
 from pipeline.lake.ingest import UploadResult, ingest, list_segments, upload
 from pipeline.lake.replay import ReplayProgress, ReplaySelection, ReplayTarget, replay
 from pipeline.lake.sealing import Key
@@ -96,6 +97,12 @@ def test_a_store_gets_the_rows_that_a_disk_gets(spark: SparkSession, lake: Objec
     assert before < files(lake, EVENTS)
     assert count(lake) == (2 * more, 2 * more)
     assert usage(lake) == usage(disk)
+
+    register(spark)
+    options = {f"storage.{name}": value for name, value in lake.options}
+    frame = spark.read.format("mq9lake").options(lake=lake.url, table=EVENTS, **options).load()
+    assert frame.select("instance", "seq", "position").distinct().count() == 2 * more
+    assert SECRET not in frame._jdf.queryExecution().toString()
 
 
 def test_of_two_that_write_at_once_the_second_is_refused(
