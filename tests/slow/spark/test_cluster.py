@@ -10,6 +10,8 @@ from asyncio import to_thread
 from pathlib import Path
 from typing import Any
 
+import duckdb
+import psycopg
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
@@ -28,6 +30,7 @@ from pipeline.source.datasource import FORMAT, register
 from tests.harness.core import rows
 from tests.harness.models import INSTALLED, exports
 from tests.harness.object_stores import object_store
+from tests.harness.postgres import Server
 from tests.harness.service import Service, Services
 from tests.harness.spark import small
 from tests.integration.test_cli_json import check_shape, shapes
@@ -93,6 +96,88 @@ def test_executors_with_disks_of_their_own_share_a_store(tmp_path: Path) -> None
         with duck_engine() as engine:
             define_tables(engine, lake)
             assert engine.rows("SELECT sum(sent) AS sent FROM usage_hourly") == [{"sent": count}]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.postgres
+async def test_all_jobs_run_where_executors_see_no_disk_of_the_service(
+    call: Call, postgres: Server, tmp_path: Path, exported: Path | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They share PostgreSQL, NATS and an object store, and nothing else; one dies at its work."""
+    folder = tmp_path / "service"
+    folder.mkdir()
+    services = Services(folder)
+    with (
+        object_store(tmp_path / "log") as store,
+        postgres.database() as url,
+        cluster(java_elsewhere(tmp_path / "java", folder)) as spark,
+    ):
+        lake = store.new_place()
+        for name, value in store.options.items():
+            monkeypatch.setenv(f"MEDIATOR_PIPELINE__STORAGE__{name.upper()}", value)
+        monkeypatch.setenv("MEDIATOR_PIPELINE__LAKE", lake.url)
+        monkeypatch.setenv("MEDIATOR_DATABASE_URL", url)
+        try:
+            service = services.new(semantic=INSTALLED, database_url=url)
+            service.environment["MEDIATOR_JOURNAL__ENABLED"] = "false"
+            if exported:
+                shutil.copytree(exported, service.data_dir / "models")
+            await service.serve()
+            async with mail_of(service) as mail:
+                await mail.create("kept", "copied")
+                await asyncio.gather(*(mail.client.send("kept", binary(n), storage="archive") for n in range(COUNT)))
+                await to_thread(stream, spark, service, url, tmp_path / "checkpoint")
+                copied = await mail.payloads("copied")
+                catalog = tmp_path / "cards.jsonl"
+                cards = (card(f"own.{number}", f"keeps account {number}") for number in range(CARDS))
+                catalog.write_bytes(b"\n".join(cards))
+                events = fill(service.data_dir / FOLDER, 2)
+                told = {}
+                for words in (["ingest"], ["report", "--engine", "spark"], ["archive"], ["embed", catalog]):
+                    if words[0] != "embed" or exported:
+                        code, out, err = await to_thread(call, service.data_dir, *words, "--json")
+                        assert code == 0, err
+                        told[words[0]] = json.loads(out)
+        finally:
+            services.close()
+        assert set(copied) == {binary(number) for number in range(COUNT)}
+        assert told["ingest"]["events"] == told["report"]["totals"]["sent"] == events
+        assert told["archive"]["messages"] == COUNT
+        with duckdb.connect() as db:
+            for table, key, count in (
+                ("events", "(instance, seq, position)", events),
+                ("archive", "msg_id", COUNT),
+                *([("vectors", "digest", CARDS)] if exported else []),
+            ):
+                db.register("rows", DeltaTable(**delta_arguments(lake / table)).to_pyarrow_dataset())
+                found = db.execute(f"SELECT count(*), count(DISTINCT {key}) FROM rows").fetchall()
+                assert found == [(count, count)]
+
+
+def stream(spark: SparkSession, service: Service, database: str, checkpoint: Path) -> None:
+    """Follow a mailbox and send what is in it to another one; an executor dies meanwhile."""
+    register(spark)
+    copied = "(SELECT no FROM mailbox WHERE address = 'copied')"
+    some = f"SELECT count(*) > 100 FROM message WHERE mailbox_no = {copied}"
+
+    def begun() -> bool:
+        with psycopg.connect(database) as connection:
+            return bool(connection.execute(some).fetchone()[0])  # type: ignore[index]
+
+    source = spark.readStream.format(FORMAT).option("database.url", database).option("subscribe", "kept")
+    with killing(spark, begun):
+        query = (
+            source.options(startingOffsets="earliest", maxOffsetsPerTrigger=COUNT // 10)
+            .load()
+            .select("payload")
+            .writeStream.format(FORMAT)
+            .option("nats.url", service.nats_url)
+            .option("address", "copied")
+            .option("checkpointLocation", str(checkpoint))
+            .start()
+        )
+        query.processAllAvailable()
+        query.stop()
 
 
 async def every_command_works(spark: SparkSession, call: Call, tmp_path: Path, exported: Path | None) -> None:
