@@ -223,7 +223,8 @@ def child_environment(settings: Settings) -> dict[str, str]:
         environment[variable_name(("database_url",))] = settings.database_url.get_secret_value()
     chosen = settings.section(PipelineSettings)
     environment[variable_name(("pipeline", "delivery_goal_seconds"))] = str(chosen.delivery_goal_seconds)
-    environment[variable_name(("pipeline", "lake"))] = chosen.lake
+    if chosen.lake:
+        environment[variable_name(("pipeline", "lake"))] = chosen.lake
     for name, value in chosen.storage.items():
         environment[variable_name(("pipeline", "storage", name))] = value.get_secret_value()
     key_file = chosen.archive_key_file

@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.harness.parsing import parse
+
 TESTS = Path(__file__).parent
 LONGEST = 59
 OURS = ("conformance", "mediator", "pickup", "registry", "pipeline")
@@ -56,7 +58,7 @@ def test_nothing_private_of_ours_is_touched():
         f"{file}:{line} {name}"
         for file, text in texts()
         if MAY_BE_PRIVATE.search(text.replace("self._", "").replace("cls._", ""))
-        for line, name in private(ast.parse(text))
+        for line, name in private(parse(text))
         if name not in PUBLIC | OF_LIBRARIES.get(file, set())
     ]
     assert not touched, "\n".join(touched)

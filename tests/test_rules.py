@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from tests.harness.parsing import parse
+
 TESTS = Path(__file__).parent
 PROTOCOL = TESTS.parent / "docs" / "protocol.md"
 
@@ -25,7 +27,7 @@ def stated() -> list[str]:
 
 def named(text: str, where: str) -> Iterator[Use]:
     """Return what the markers in a file name; a marker that is not plain strings counts as naming what it shows."""
-    for node in ast.walk(ast.parse(text, where)):
+    for node in ast.walk(parse(text, where)):
         if (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Attribute)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from tests.harness.parsing import parse
 from tests.harness.service import Service
 
 FOLDER = Path(__file__).parents[2] / "examples"
@@ -18,7 +19,7 @@ COMMAND = re.compile(r"^    ((?:python|mediator) .+)$", re.MULTILINE)
 
 def docstring(name: str) -> str:
     """Return what a program says about itself."""
-    return ast.get_docstring(ast.parse((FOLDER / f"{name}.py").read_text())) or ""
+    return ast.get_docstring(parse((FOLDER / f"{name}.py").read_text())) or ""
 
 
 async def run_printed(name: str, service: Service, given: Mapping[str, str] | None = None) -> list[str]:

@@ -30,8 +30,9 @@ from mediator.operate.run_history import RunHistory, RunOperations
 from mediator.operate.runs import process_name
 from mediator.store.base import Integrity, Transaction
 from mediator.store.sqlite import SqliteStore
+from pipeline.lake import REPORT
 from pipeline.reports import ADDRESSES
-from pipeline.service import PipelineOperations, PipelineScheduler, add_pages, report_file
+from pipeline.service import PipelineOperations, PipelineScheduler, add_pages
 from tests.harness.console_site import HTML, ConsoleSite, console_site, token
 from tests.harness.core import PATIENCE, make_settings
 from tests.harness.waiting import until
@@ -384,15 +385,15 @@ async def test_the_page_of_the_clean_up_tells_what_went(site: ConsoleSite) -> No
 
 
 async def test_the_pages_of_the_pipeline_show_runs_and_the_report(tmp_path: Path) -> None:
-    report = report_file(tmp_path)
+    report = tmp_path / "lake" / REPORT
     report.parent.mkdir()
 
     def open_part(host: Host) -> None:
         book = RunHistory(host.broker, host.settings.instance, host.metrics)
         host.operations.add_methods(RunOperations(book, 0))
         scheduler = PipelineScheduler(book, host.broker, host.settings)
-        host.operations.add_methods(PipelineOperations(scheduler, host.settings.data_dir, 0))
-        add_pages(host.console, host.settings.data_dir)
+        host.operations.add_methods(PipelineOperations(scheduler, report, 0))
+        add_pages(host.console, report)
 
     async with console_site(tmp_path, open_part) as site:
         assert (await site.get("/console/pipeline/report")).status == 404

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.parsing import parse
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("conformance", "mediator", "pickup", "pipeline", "registry")
 
@@ -17,7 +19,7 @@ LIBRARIES = {"mediator/mailboxes/rows.py": {"orjson"}, "pickup/rules/tables.py":
 
 
 def imports(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
@@ -44,5 +46,5 @@ def test_rules_use_no_clock_no_io_and_no_library(part: str) -> None:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_module_has_a_docstring(package: str) -> None:
-    silent = [str(path) for path in modules(package) if not ast.get_docstring(ast.parse(path.read_text()))]
+    silent = [str(path) for path in modules(package) if not ast.get_docstring(parse(path.read_text()))]
     assert silent == []

@@ -20,6 +20,8 @@ from nats.aio.subscription import Subscription
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from tests.harness.parsing import parse
+
 ROOT = Path(__file__).parents[2]
 OURS = ("conformance", "mediator", "pickup", "pipeline", "registry")
 
@@ -94,7 +96,7 @@ def is_private(name: str) -> bool:
 
 
 def tree_of(found: type) -> ast.AST:
-    return ast.parse(textwrap.dedent(inspect.getsource(found)))
+    return parse(textwrap.dedent(inspect.getsource(found)))
 
 
 def private_names_of(found: type) -> set[str]:
