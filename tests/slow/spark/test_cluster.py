@@ -100,7 +100,7 @@ def test_executors_with_disks_of_their_own_share_a_store(tmp_path: Path) -> None
 
 @pytest.mark.timeout(600)
 @pytest.mark.postgres
-async def test_all_jobs_run_where_executors_see_no_disk_of_the_service(
+async def test_all_jobs_run_with_executors_on_other_disks(
     call: Call, postgres: Server, tmp_path: Path, exported: Path | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They share PostgreSQL, NATS and an object store, and nothing else; one dies at its work."""

@@ -75,7 +75,9 @@ def usage(lake: Place) -> dict[str, list[str]]:
         return {name: sorted(map(str, engine.rows(f"SELECT * FROM {name}"))) for name in TABLES}
 
 
-def test_a_store_gets_the_rows_that_a_disk_gets(spark: SparkSession, lake: ObjectPlace, tmp_path: Path) -> None:
+def test_a_store_gets_the_rows_that_a_disk_gets(
+    spark: SparkSession, lake: ObjectPlace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     journal, disk = tmp_path / "journal", tmp_path / "lake"
     for number in range(2):
         more = fill(journal, 2, first=1 + number * 1000)
@@ -102,7 +104,10 @@ def test_a_store_gets_the_rows_that_a_disk_gets(spark: SparkSession, lake: Objec
     options = {f"storage.{name}": value for name, value in lake.options}
     frame = spark.read.format("mq9lake").options(lake=lake.url, table=EVENTS, **options).load()
     assert frame.select("instance", "seq", "position").distinct().count() == 2 * more
-    assert SECRET not in frame._jdf.queryExecution().toString()
+    frame.explain(True)
+    shown = capsys.readouterr().out
+    assert "mq9lake" in shown
+    assert SECRET not in shown
 
 
 def test_of_two_that_write_at_once_the_second_is_refused(
