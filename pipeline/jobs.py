@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MAX_CONF = 200
 SMALL_BYTES = 8 << 20
 """Input size up to which Java should not optimise its code: that would take longer than the work itself."""
-_MISSING = re.compile(r"PATH_NOT_FOUND|FileNotFoundException")
+_MISSING = re.compile(r"PATH_NOT_FOUND|FileNotFoundException|FileNotFoundError|No such file or directory")
 REQUIRED = ("pyspark", "pyarrow", "deltalake", "duckdb")
 
 

@@ -174,7 +174,7 @@ async def test_paths_are_the_servers_and_errors_say_who_looked(tmp_path):
         command = ("-m", "mediator", "pipeline", "ingest", "--remote", remote, "--data-dir", str(here))
         answer = await asyncio.to_thread(run_python, *command)
         assert answer.returncode == 1
-        assert "PATH_NOT_FOUND" in answer.stderr
+        assert "No such file or directory" in answer.stderr
         assert f"{remote} looked, which has to see the same folders" in answer.stderr
         answer = await asyncio.to_thread(run_python, "-c", READING, remote, str(here))
         assert f"there is no mediator.db in {here}; Spark's driver looked, on {socket.gethostname()}" in answer.stdout
