@@ -73,7 +73,7 @@ def read(name: str) -> Markup:
         if token.type == "heading_open":
             token.attrSet("id", _slug(tokens[number + 1], slugs))
         elif token.type == "inline":
-            _lead(token.children or [], name)
+            _rewrite_links(token.children or [], name)
     text = parser.renderer.render(tokens, parser.options, {})
     # What may be wider than a phone scrolls, by keys too.
     text = text.replace("<table>", '<div class="scroll" tabindex="0"><table>').replace("</table>", "</table></div>")
@@ -92,13 +92,13 @@ def _slug(heading: "Token", used: dict[str, int]) -> str:
     return f"{slug}-{count}" if count else slug
 
 
-def _lead(tokens: Sequence["Token"], name: str) -> None:
+def _rewrite_links(tokens: Sequence["Token"], name: str) -> None:
     """Have links and pictures of a page lead to the console; a link to what does not come along is its text alone."""
     for number, token in enumerate(tokens):
         if token.type == "image":
-            token.attrSet("src", _address(str(token.attrGet("src")), name))
+            token.attrSet("src", _console_address(str(token.attrGet("src")), name))
         elif token.type == "link_open":
-            href = _address(str(token.attrGet("href")), name)
+            href = _console_address(str(token.attrGet("href")), name)
             if href:
                 token.attrSet("href", href)
             else:
@@ -106,7 +106,7 @@ def _lead(tokens: Sequence["Token"], name: str) -> None:
                 token.type = closing.type = "text"
 
 
-def _address(target: str, name: str) -> str:
+def _console_address(target: str, name: str) -> str:
     """Return where a link of a page leads; empty if what it means does not come along."""
     path, _, anchor = target.partition("#")
     if "://" in path or not path:

@@ -199,8 +199,7 @@ def remove_rule(tx: Transaction, tenant: str, name: str) -> CopyRule:
         if rule.name == name:
             if rule.configured:
                 raise BadRequestError("name", f"{name} is in the settings: remove it there, and restart the service")
-            tx.copy_rules.remove([rule])
-            forwarding.close_group(tx, rule)
+            _remove(tx, [rule])
             return rule
     raise BadRequestError("name", f"tenant {tenant} has no rule {name}")
 
@@ -208,11 +207,7 @@ def remove_rule(tx: Transaction, tenant: str, name: str) -> CopyRule:
 def remove_rules(tx: Transaction, tenant: str) -> None:
     """Remove all rules of a tenant that goes: one of the same name that comes later has other readers (C1)."""
     tx.copy_rules.lock()
-    removed = [rule for rule in tx.copy_rules.of(tenant) if not rule.configured]
-    if removed:
-        tx.copy_rules.remove(removed)
-        for rule in removed:
-            forwarding.close_group(tx, rule)
+    _remove(tx, [rule for rule in tx.copy_rules.of(tenant) if not rule.configured])
 
 
 def forget_rules(tx: Transaction, tenant: str, address: str) -> int:
@@ -220,11 +215,15 @@ def forget_rules(tx: Transaction, tenant: str, address: str) -> int:
     tx.copy_rules.lock()
     named = [rule for rule in tx.copy_rules.of(tenant) if address in (rule.address, rule.to_address)]
     named = [rule for rule in named if not rule.configured]
-    if named:
-        tx.copy_rules.remove(named)
-        for rule in named:
-            forwarding.close_group(tx, rule)
+    _remove(tx, named)
     return len(named)
+
+
+def _remove(tx: Transaction, rules: Sequence[CopyRule]) -> None:
+    if rules:
+        tx.copy_rules.remove(rules)
+        for rule in rules:
+            forwarding.close_group(tx, rule)
 
 
 def find_copies(tx: Transaction, number: int, names: Collection[str], after: int) -> tuple[list[int], int | None]:

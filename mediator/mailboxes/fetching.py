@@ -84,10 +84,10 @@ def fetch(tx: Transaction, bounds: Bounds, request: Fetch, now: int) -> Fetched:
         raise BadRequestError("group_name", f"{RESERVED_GROUP} is reserved for pickup by DIDComm")
     refuse_forwarder(tx, mailbox, request.group)
     group = tx.groups.find(mailbox, request.group)
-    if group is None and request.group.startswith(FORWARDER):
-        # A rule that comes with the settings takes the group that is there for its own.
-        raise BadRequestError("group_name", f"expected a name that does not begin with {FORWARDER}")
     if group is None:
+        if request.group.startswith(FORWARDER):
+            # A rule that comes with the settings takes the group that is there for its own.
+            raise BadRequestError("group_name", f"expected a name that does not begin with {FORWARDER}")
         if tx.groups.count(mailbox) >= MAX_GROUPS:
             raise TooManyGroupsError(MAX_GROUPS)
         group = tx.groups.add(mailbox, request.group)
