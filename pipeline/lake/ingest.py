@@ -256,8 +256,9 @@ class _Ingest:
         """Mark the files read, so that the service may drop them; remove those that were uploaded."""
         done = [segment for segment in list_segments(self._journal) if not self._unread(self._events, segment)]
         if not isinstance(self._journal, Path):
+            uploaded = open_filesystem(self._journal)
             for segment in done:
-                open_filesystem(self._journal).delete_file(segment.name)
+                uploaded.delete_file(segment.name)
         elif done and done[-1].name > read_up_to(self._journal):
             mark_read(self._journal, done[-1].name)
 
@@ -317,7 +318,8 @@ def upload(
     done = UploadResult()
     with lock_lake(lake, create=True):
         target = open_filesystem(lake / JOURNAL)
-        new = [path for path in closed_segments(journal) if path.name > read_up_to(journal)]
+        position = read_up_to(journal)
+        new = [path for path in closed_segments(journal) if path.name > position]
         for path in new:
             on_progress("files", done.files, len(new))
             try:
