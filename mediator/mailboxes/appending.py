@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from mediator.mailboxes.events import Event, EventType, message_events
 from mediator.mailboxes.mailbox import Kind, Mailbox
-from mediator.mailboxes.message import Handle, Message
+from mediator.mailboxes.message import Message, MessageRef
 from mediator.mailboxes.transaction import Transaction
 
 KEEP_ONE_SLICE = 1000
@@ -30,7 +30,7 @@ def append(tx: Transaction, mailbox: Mailbox, message: Message, archive: bool, n
     )
 
 
-def remove(tx: Transaction, mailbox: Mailbox, handles: Sequence[Handle], now: int, why: EventType) -> None:
+def remove(tx: Transaction, mailbox: Mailbox, refs: Sequence[MessageRef], now: int, why: EventType) -> None:
     """Remove messages that make room for others."""
-    tx.messages.remove(mailbox, handles)
-    tx.events += message_events(why, now, mailbox, handles)
+    tx.messages.remove(mailbox, refs)
+    tx.events += message_events(why, now, mailbox, refs)

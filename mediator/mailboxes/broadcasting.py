@@ -8,7 +8,7 @@ from mediator.mailboxes.appending import remove
 from mediator.mailboxes.bounds import Bounds
 from mediator.mailboxes.events import Event, EventType
 from mediator.mailboxes.mailbox import Kind, Mailbox, NewMailbox
-from mediator.mailboxes.message import Door, Draft, Handle
+from mediator.mailboxes.message import Door, Draft, MessageRef
 from mediator.mailboxes.quotas import Quotas
 from mediator.mailboxes.sending import Send, send
 from mediator.mailboxes.transaction import Transaction
@@ -53,11 +53,11 @@ def _make_room(tx: Transaction, kept: Mailbox, now: int) -> None:
     """Let the oldest go, until what is left is within the bounds."""
     while kept.messages > MAX_KEPT or kept.bytes > MAX_KEPT_BYTES:
         messages, size = kept.messages, kept.bytes
-        going: list[Handle] = []
-        for handle in tx.messages.first(kept, _SLICE):
+        going: list[MessageRef] = []
+        for ref in tx.messages.first(kept, _SLICE):
             if messages <= MAX_KEPT and size <= MAX_KEPT_BYTES:
                 break
-            going.append(handle)
+            going.append(ref)
             messages -= 1
-            size -= handle.size
+            size -= ref.size
         remove(tx, kept, going, now, EventType.EXPIRED)

@@ -10,7 +10,7 @@ from mediator.mailboxes.events import EventType, message_event
 from mediator.mailboxes.fetching import dead_letter, is_exhausted
 from mediator.mailboxes.group import Group, LeaseCursor
 from mediator.mailboxes.mailbox import Mailbox
-from mediator.mailboxes.message import HIDDEN_ID, Expired, Handle
+from mediator.mailboxes.message import HIDDEN_ID, Expired, MessageRef
 from mediator.mailboxes.transaction import Transaction
 
 
@@ -40,18 +40,18 @@ class Collected:
 
 def expired_messages(tx: Transaction, now: int, limit: int) -> Collected:
     """Remove messages whose TTL is over, oldest expiry first (S5)."""
-    per_mailbox: defaultdict[int, list[Handle]] = defaultdict(list)
+    per_mailbox: defaultdict[int, list[MessageRef]] = defaultdict(list)
     expired = tx.messages.expired(now, limit)
     for item in expired:
-        per_mailbox[item.mailbox_no].append(item.handle)
+        per_mailbox[item.mailbox_no].append(item.ref)
     mailboxes = tx.mailboxes.by_no(per_mailbox)
-    for no, handles in per_mailbox.items():
+    for no, refs in per_mailbox.items():
         mailbox = mailboxes.get(no)
         if mailbox is None:
             # Another instance was first, and dropped the whole mailbox.
             continue
-        tx.messages.remove(mailbox, handles)
-        tx.events.extend(message_event(EventType.EXPIRED, now, mailbox, handle) for handle in handles)
+        tx.messages.remove(mailbox, refs)
+        tx.events.extend(message_event(EventType.EXPIRED, now, mailbox, ref) for ref in refs)
     return Collected(messages=len(expired))
 
 
@@ -81,10 +81,10 @@ def retired_mailboxes(
 def empty(tx: Transaction, mailbox: Mailbox, limit: int, forget: Callable[[Mailbox], None]) -> Collected:
     """Remove at most ``limit`` rows of a retired mailbox, and itself when nothing is left of it."""
     room = limit
-    handles = tx.messages.first(mailbox, room)
-    if handles:
-        tx.messages.remove(mailbox, handles)
-        room -= len(handles)
+    refs = tx.messages.first(mailbox, room)
+    if refs:
+        tx.messages.remove(mailbox, refs)
+        room -= len(refs)
     delayed = tx.delays.clear(mailbox, room) if room else 0
     room -= delayed
     seen = tx.dedup_ids.clear(mailbox, room) if room else 0
@@ -95,7 +95,7 @@ def empty(tx: Transaction, mailbox: Mailbox, limit: int, forget: Callable[[Mailb
         forget(mailbox)
         tx.mailboxes.drop(mailbox)
         return Collected(mailboxes=1)
-    return Collected(len(handles), 0, groups, seen, delayed, leases)
+    return Collected(len(refs), 0, groups, seen, delayed, leases)
 
 
 def ended_leases(tx: Transaction, after: LeaseCursor, now: int, limit: int) -> tuple[Collected, LeaseCursor | None]:
@@ -106,7 +106,7 @@ def ended_leases(tx: Transaction, after: LeaseCursor, now: int, limit: int) -> t
     ended = tx.leases.ended(after, now, limit)
     done = 0
     for mailbox, group, ids in by_group(tx, ended, now):
-        there = tx.messages.handles(mailbox, ids, now)
+        there = tx.messages.refs(mailbox, ids, now)
         gone = [msg_id for msg_id in ids if msg_id not in there]
         if gone:
             tx.leases.remove(group, gone)
@@ -154,17 +154,17 @@ def remove_mail_kept_until_start(tx: Transaction, instance: str, now: int, limit
     """
     gone = tx.messages.volatile(instance, limit)
     gone += tx.delays.drop_volatile(instance, limit)
-    per_mailbox: defaultdict[int, list[Handle]] = defaultdict(list)
+    per_mailbox: defaultdict[int, list[MessageRef]] = defaultdict(list)
     for item in gone:
-        per_mailbox[item.mailbox_no].append(item.handle)
+        per_mailbox[item.mailbox_no].append(item.ref)
     for no, mailbox in tx.mailboxes.by_no(per_mailbox).items():
-        handles = per_mailbox[no]
-        tx.messages.remove(mailbox, [handle for handle in handles if handle.msg_id != HIDDEN_ID])
-        for handle in handles:
+        refs = per_mailbox[no]
+        tx.messages.remove(mailbox, [ref for ref in refs if ref.msg_id != HIDDEN_ID])
+        for ref in refs:
             # A dedup id that expired may name a newer message by now.
-            if handle.dedup_id is not None and tx.dedup_ids.find(mailbox, handle.dedup_id, now) == handle.msg_id:
-                tx.dedup_ids.forget(mailbox, handle.dedup_id)
-            tx.events.append(message_event(EventType.EXPIRED, now, mailbox, handle))
+            if ref.dedup_id is not None and tx.dedup_ids.find(mailbox, ref.dedup_id, now) == ref.msg_id:
+                tx.dedup_ids.forget(mailbox, ref.dedup_id)
+            tx.events.append(message_event(EventType.EXPIRED, now, mailbox, ref))
     return len(gone)
 
 
@@ -262,8 +262,8 @@ def _messages(tx: Transaction, expired: Sequence[Expired]) -> tuple[Example, ...
 
 def _message(tx: Transaction, mailbox: Mailbox, item: Expired) -> Example:
     # At the beginning of time nothing has expired, so the message itself can be read.
-    message = next(iter(tx.messages.pick(mailbox, [item.handle.msg_id], 1, 0)), None)
-    return Example(mailbox.tenant, _shown(mailbox), item.handle.msg_id, None if message is None else message.expire_at)
+    message = next(iter(tx.messages.pick(mailbox, [item.ref.msg_id], 1, 0)), None)
+    return Example(mailbox.tenant, _shown(mailbox), item.ref.msg_id, None if message is None else message.expire_at)
 
 
 def _mailboxes(mailboxes: Sequence[Mailbox]) -> tuple[Example, ...]:
@@ -284,7 +284,7 @@ def _leases(tx: Transaction, after: LeaseCursor, now: int) -> tuple[_Leased, _Le
     for _ in range(MAX_COUNTED // LEASES_AT_ONCE):
         ended = tx.leases.ended(after, now, LEASES_AT_ONCE)
         for mailbox, group, ids in by_group(tx, ended, now):
-            there = tx.messages.handles(mailbox, ids, now)
+            there = tx.messages.refs(mailbox, ids, now)
             gone += [(mailbox, msg_id) for msg_id in ids if msg_id not in there]
             dead += [
                 (mailbox, lease.msg_id)

@@ -241,7 +241,7 @@ def find_copies(tx: Transaction, number: int, names: Collection[str], after: int
 def forget_copies(tx: Transaction, number: int, copies: Sequence[int], now: int) -> int:
     """Remove copies that :func:`find_copies` found, and return how many were still there (C6)."""
     target = tx.mailboxes.by_no([number]).get(number)
-    handles = [] if target is None else list(tx.messages.handles(target, copies, 0).values())
-    if target is not None and handles:
-        remove(tx, target, handles, now, EventType.DELETED)
-    return len(handles)
+    refs = [] if target is None else list(tx.messages.refs(target, copies, 0).values())
+    if target is not None and refs:
+        remove(tx, target, refs, now, EventType.DELETED)
+    return len(refs)

@@ -5,7 +5,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from mediator.mailboxes.mailbox import Mailbox
-from mediator.mailboxes.message import Handle
+from mediator.mailboxes.message import MessageRef
 from mediator.mailboxes.rows import StoredMessage
 
 
@@ -44,13 +44,13 @@ class Event(NamedTuple):
     group_no: int = 0
 
 
-def message_event(type: EventType, now: int, mailbox: Mailbox, item: Handle, group_no: int = 0) -> Event:
+def message_event(type: EventType, now: int, mailbox: Mailbox, item: MessageRef, group_no: int = 0) -> Event:
     """Return what happened to one message of a mailbox."""
     return Event(type, now, mailbox.tenant, mailbox.no, item.lane, item.msg_id, item.size, item.created_at, group_no)
 
 
 def message_events(
-    type: EventType, now: int, mailbox: Mailbox, items: Iterable[Handle], group_no: int = 0
+    type: EventType, now: int, mailbox: Mailbox, items: Iterable[MessageRef], group_no: int = 0
 ) -> list[Event]:
     """Return what happened to messages of a mailbox."""
     tenant, no = mailbox.tenant, mailbox.no

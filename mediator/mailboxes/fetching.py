@@ -335,7 +335,7 @@ def _ack_wait(bounds: Bounds, mailbox: Mailbox, request: Fetch) -> int:
 def _due(tx: Transaction, mailbox: Mailbox, group: Group, lanes: Sequence[Lane], limit: int, now: int) -> list[Lease]:
     """Return what may be given again; what is gone, or was delivered too often, is given no more (F7)."""
     while due := tx.leases.due(group, now, limit, lanes):
-        there = tx.messages.handles(mailbox, [lease.msg_id for lease in due], now)
+        there = tx.messages.refs(mailbox, [lease.msg_id for lease in due], now)
         gone = [lease.msg_id for lease in due if lease.msg_id not in there]
         dead = [lease for lease in due if lease.msg_id in there and is_exhausted(group, lease)]
         if not gone and not dead:

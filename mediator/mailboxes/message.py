@@ -1,4 +1,4 @@
-"""What is sent and what is stored: drafts, messages, the handle of a message without its payload, lists of many.
+"""What is sent and what is stored: drafts, messages, references to messages without their payloads, lists of many.
 
 :class:`mediator.mailboxes.rows.StoredMessage` is a message as it is read.
 """
@@ -74,7 +74,7 @@ def _bytes(text: str) -> int:
 
 
 @dataclass(slots=True)
-class Handle:
+class MessageRef:
     """Enough of a stored message to remove it and to count it."""
 
     msg_id: int
@@ -146,7 +146,7 @@ class Expired:
     """A message whose time is over, and the mailbox it is in."""
 
     mailbox_no: int
-    handle: Handle
+    ref: MessageRef
 
 
 MAX_EXPIRED = 10_000

@@ -13,7 +13,7 @@ from mediator.mailboxes.creating import get_live_mailbox, get_sendable_mailbox
 from mediator.mailboxes.events import Event, EventType, message_events
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Kind, Mailbox
-from mediator.mailboxes.message import HIDDEN_ID, Door, Draft, Handle
+from mediator.mailboxes.message import HIDDEN_ID, Door, Draft, MessageRef
 from mediator.mailboxes.querying import delete_all
 from mediator.mailboxes.quotas import Quotas
 from mediator.mailboxes.rows import StoredMessage
@@ -88,15 +88,15 @@ def transfer(
             quotas.take_back(request.tenant, message.size)
         done.append(message)
     if done and not request.keep:
-        handles = [Handle(each.msg_id, each.lane, each.size, each.created_at) for each in done]
-        tx.messages.remove(source, handles)
-        tx.events += message_events(EventType.DELETED, now, source, handles)
+        refs = [MessageRef(each.msg_id, each.lane, each.size, each.created_at) for each in done]
+        tx.messages.remove(source, refs)
+        tx.events += message_events(EventType.DELETED, now, source, refs)
     return result
 
 
 def _require_free_key(tx: Transaction, target: Mailbox, message: StoredMessage, now: int) -> None:
     holder = None if message.key is None else tx.messages.keyed(target, message.key)
-    if holder is not None and tx.messages.handles(target, [holder.msg_id], now):
+    if holder is not None and tx.messages.refs(target, [holder.msg_id], now):
         raise BadRequestError("to_address", f"has a message with the same key as message {message.msg_id} already")
 
 
@@ -137,10 +137,10 @@ def purge(tx: Transaction, request: Purge, now: int) -> int:
     mailbox = get_live_mailbox(tx, request.tenant, request.address, now, request.no)
     delayed = tx.delays.drop(mailbox, request.last_delayed, SLICE)
     if not delayed:
-        handles = [each for each in tx.messages.first(mailbox, SLICE) if each.msg_id < request.before]
-        if handles:
-            delete_all(tx, mailbox, handles, now)
-        return len(handles)
+        refs = [each for each in tx.messages.first(mailbox, SLICE) if each.msg_id < request.before]
+        if refs:
+            delete_all(tx, mailbox, refs, now)
+        return len(refs)
     tx.events += [
         Event(EventType.DELETED, now, mailbox.tenant, mailbox.no, each.lane, HIDDEN_ID, each.size, each.created_at)
         for each in delayed
@@ -155,10 +155,10 @@ def purge(tx: Transaction, request: Purge, now: int) -> int:
 def delete_some(tx: Transaction, tenant: str, address: str, ids: Sequence[int], now: int) -> int:
     """Remove those of the messages that are there, and return how many (Q2)."""
     mailbox = get_live_mailbox(tx, tenant, writable_address(address), now)
-    handles = list(tx.messages.handles(mailbox, list(dict.fromkeys(ids)), now).values())
-    if handles:
-        delete_all(tx, mailbox, handles, now)
-    return len(handles)
+    refs = list(tx.messages.refs(mailbox, list(dict.fromkeys(ids)), now).values())
+    if refs:
+        delete_all(tx, mailbox, refs, now)
+    return len(refs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -232,7 +232,7 @@ def _settle(tx: Transaction, mailbox: Mailbox, group: Group, items: Collection[I
     if was_full:
         tx.woken.add(mailbox.key)
     tx.pushed.raise_to(mailbox, highest_ids(items))
-    there = tx.messages.handles(mailbox, ids, now).values()
+    there = tx.messages.refs(mailbox, ids, now).values()
     tx.events += message_events(EventType.ACKNOWLEDGED, now, mailbox, there, group.no)
 
 
@@ -247,7 +247,7 @@ def _return(
     leases = tx.leases.get(group, [msg_id for _, msg_id in (*returned, *again)])
     leased = {lease.msg_id for lease in leases}
     back = {msg_id for _, msg_id in returned}
-    there = tx.messages.handles(mailbox, [msg_id for _, msg_id in again], now)
+    there = tx.messages.refs(mailbox, [msg_id for _, msg_id in again], now)
     due = [replace(lease, until=now) for lease in leases if lease.msg_id in back]
     # What another member has by now stays with it; of what was confirmed no more comes again than a group may hold.
     gone = [Lease(msg_id, lane, now, 1) for lane, msg_id in again if msg_id in there and msg_id not in leased]

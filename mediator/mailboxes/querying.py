@@ -14,7 +14,7 @@ from mediator.mailboxes.fetching import is_exhausted
 from mediator.mailboxes.group import MAX_LEASED
 from mediator.mailboxes.lanes import LANES
 from mediator.mailboxes.mailbox import Mailbox
-from mediator.mailboxes.message import Filter, Handle
+from mediator.mailboxes.message import Filter, MessageRef
 from mediator.mailboxes.rows import StoredMessage
 from mediator.mailboxes.transaction import Transaction
 
@@ -123,16 +123,16 @@ def _descending(
     """Read these messages a few at a time, newest first, and give those that fit the filter."""
     wanted = request.wanted
     for at in range(0, len(ids), CHUNK):
-        handles = tx.messages.handles(mailbox, ids[at : at + CHUNK], now)
+        refs = tx.messages.refs(mailbox, ids[at : at + CHUNK], now)
         fitting = [
-            handles[i]
+            refs[i]
             for i in ids[at : at + CHUNK]
-            if i in handles
+            if i in refs
             and (wanted.before_id is None or i < wanted.before_id)
-            and (wanted.since is None or handles[i].created_at >= wanted.since)
+            and (wanted.since is None or refs[i].created_at >= wanted.since)
         ]
         while fitting:
-            ends = itertools.accumulate(handle.size for handle in fitting)
+            ends = itertools.accumulate(ref.size for ref in fitting)
             many = max(1, bisect.bisect_right(list(ends), request.budget))
             part, fitting = fitting[:many], fitting[many:]
             messages = tx.messages.pick(mailbox, [h.msg_id for h in part], sum(h.size for h in part) + 1, now)
@@ -146,17 +146,17 @@ def _descending(
 def delete(tx: Transaction, tenant: str, address: str, msg_id: int, now: int) -> None:
     """Remove one message, and with it its dedup id; :class:`NoSuchMessageError` when it is not there (Q2, S3)."""
     mailbox = get_live_mailbox(tx, tenant, address, now)
-    handle = tx.messages.handles(mailbox, [msg_id], now).get(msg_id)
-    if handle is None:
+    ref = tx.messages.refs(mailbox, [msg_id], now).get(msg_id)
+    if ref is None:
         raise NoSuchMessageError
-    delete_all(tx, mailbox, [handle], now)
+    delete_all(tx, mailbox, [ref], now)
 
 
-def delete_all(tx: Transaction, mailbox: Mailbox, handles: Sequence[Handle], now: int) -> None:
+def delete_all(tx: Transaction, mailbox: Mailbox, refs: Sequence[MessageRef], now: int) -> None:
     """Remove messages that are there, and with each its dedup id (S3)."""
-    tx.messages.remove(mailbox, handles)
-    for handle in handles:
+    tx.messages.remove(mailbox, refs)
+    for ref in refs:
         # A dedup id that expired may name a newer message by now.
-        if handle.dedup_id is not None and tx.dedup_ids.find(mailbox, handle.dedup_id, now) == handle.msg_id:
-            tx.dedup_ids.forget(mailbox, handle.dedup_id)
-    tx.events += message_events(EventType.DELETED, now, mailbox, handles)
+        if ref.dedup_id is not None and tx.dedup_ids.find(mailbox, ref.dedup_id, now) == ref.msg_id:
+            tx.dedup_ids.forget(mailbox, ref.dedup_id)
+    tx.events += message_events(EventType.DELETED, now, mailbox, refs)

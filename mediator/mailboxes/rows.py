@@ -10,7 +10,7 @@ import orjson
 from mediator.mailboxes.group import Checked, Group, Reply
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.mailbox import Kind, Mailbox, Retention
-from mediator.mailboxes.message import HIDDEN_ID, ITEM_COST, Delayed, Handle, Message, count_bytes_around
+from mediator.mailboxes.message import HIDDEN_ID, ITEM_COST, Delayed, Message, MessageRef, count_bytes_around
 
 Row = Sequence[Any]
 
@@ -18,7 +18,7 @@ MAILBOX = (
     "no, tenant, address, created_at, expire_at, description, tags, public, kind, retention, archive, ack_wait,"
     " token_hash, next_id, messages, bytes, last_at, dedup_ids"
 )
-HANDLE = "msg_id, lane, size, created_at, recipient, extra, body_no"
+REF = "msg_id, lane, size, created_at, recipient, extra, body_no"
 BODY = "CASE WHEN body_no IS NULL THEN payload ELSE (SELECT body.payload FROM body WHERE body.no = body_no) END"
 HEAD = "msg_id, lane, size, created_at, expire_at, key, tags, recipient, extra"
 MESSAGE = f"{HEAD}, {BODY}, 0"
@@ -150,10 +150,10 @@ def mailbox(row: Row) -> KeptMailbox:
     )
 
 
-def handle(row: Row) -> Handle:
-    """Read a row of ``HANDLE`` columns."""
+def ref(row: Row) -> MessageRef:
+    """Read a row of ``REF`` columns."""
     extra = row[5]
-    return Handle(row[0], _LANES[row[1]], row[2], row[3], row[4], _dedup_id(extra) if extra else None)
+    return MessageRef(row[0], _LANES[row[1]], row[2], row[3], row[4], _dedup_id(extra) if extra else None)
 
 
 def _dedup_id(extra: bytes) -> str | None:

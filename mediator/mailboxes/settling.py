@@ -18,7 +18,7 @@ from mediator.mailboxes.fetching import dead_letter, is_exhausted, may_be_at_lea
 from mediator.mailboxes.group import MAX_DELAYED, MAX_LEASED, NO_LEASE, Group, Lease
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.mailbox import Mailbox, Retention
-from mediator.mailboxes.message import Handle
+from mediator.mailboxes.message import MessageRef
 from mediator.mailboxes.transaction import Transaction
 
 
@@ -69,7 +69,7 @@ def acknowledge(tx: Transaction, mailbox: Mailbox, requests: Sequence[Ack], now:
     settling.finish(steps)
     for step in steps:
         _add_ack_events(tx, mailbox, group, step.done, now)
-    if settling.removes and (done := [handle for step in steps for handle in step.done]):
+    if settling.removes and (done := [ref for step in steps for ref in step.done]):
         tx.messages.remove(mailbox, done)
     tx.claims.acknowledge_up_to(group.no, first.connection, settling.marks)
     return [len(step.done) for step in steps]
@@ -88,13 +88,13 @@ def _ack_shared(tx: Transaction, mailbox: Mailbox, group: Group, request: Ack, n
             continue
         unleased = [i for i in tx.leases.without_lease(group, lane, mark) if coverage.covers(lane, i)]
         ended.update(unleased)
-        done += tx.messages.handles(mailbox, unleased, now).values()
+        done += tx.messages.refs(mailbox, unleased, now).values()
         if mark > group.settled[lane]:
-            for handle in tx.messages.between(mailbox, lane, group.settled[lane], mark, now):
-                if coverage.covers(lane, handle.msg_id):
-                    done.append(handle)
+            for ref in tx.messages.between(mailbox, lane, group.settled[lane], mark, now):
+                if coverage.covers(lane, ref.msg_id):
+                    done.append(ref)
                 else:
-                    passed.append(Lease(handle.msg_id, lane, NO_LEASE, 0))
+                    passed.append(Lease(ref.msg_id, lane, NO_LEASE, 0))
     if ended:
         _end(tx, mailbox, group, ended, now)
     before = group.settled, group.shared
@@ -123,7 +123,7 @@ def _has_leases(tx: Transaction, group: Group, now: int) -> bool:
     return tx.leases.count(group, now).due or tx.leases.next_end(group, now) is not None
 
 
-def _add_ack_events(tx: Transaction, mailbox: Mailbox, group: Group, done: Sequence[Handle], now: int) -> None:
+def _add_ack_events(tx: Transaction, mailbox: Mailbox, group: Group, done: Sequence[MessageRef], now: int) -> None:
     tx.events += message_events(EventType.ACKNOWLEDGED, now, mailbox, done, group.no)
     if mailbox.retention is Retention.UNTIL_ACK:
         tx.events += message_events(EventType.DELETED, now, mailbox, done)
@@ -135,29 +135,29 @@ class _Coverage:
     def __init__(self, tx: Transaction, mailbox: Mailbox, group: Group, request: Ack, now: int) -> None:
         ids = list(dict.fromkeys(request.ids))
         leases = {lease.msg_id: lease for lease in tx.leases.get(group, ids)}
-        there = tx.messages.handles(mailbox, ids, now)
+        there = tx.messages.refs(mailbox, ids, now)
         consumer = tx.claims.consumer(group.no, request.connection)
         handed = consumer.lanes
         claimed = tx.claims.of_others(group.no, request.connection, now) or [set() for _ in LANES]
         self._covered: list[set[int]] = [set() for _ in LANES]
         self._position = [-1] * len(LANES)
         """Up to where all is covered, by messages that this connection was not handed."""
-        self.leased: list[Handle] = []
+        self.leased: list[MessageRef] = []
         """The messages whose leases end, those that are there."""
         self.ended: set[int] = set()
         own: list[set[int]] = [set() for _ in LANES]
         named: list[set[int]] = [set() for _ in LANES]
         for msg_id in ids:
-            lease, handle = leases.get(msg_id), there.get(msg_id)
+            lease, ref = leases.get(msg_id), there.get(msg_id)
             if lease is not None and (lease.dead or lease.until != NO_LEASE):
                 self.ended.add(msg_id)
-                self.leased += [handle] if handle is not None else []
+                self.leased += [ref] if ref is not None else []
                 continue
             lane = handed.get(msg_id)
             if lane is not None:
                 own[lane].add(msg_id)
-            elif handle is not None:
-                lane = handle.lane
+            elif ref is not None:
+                lane = ref.lane
             elif lease is not None:
                 lane = lease.lane
             else:
@@ -203,7 +203,7 @@ _NOTHING = [-1] * len(LANES)
 class _Step:
     """What one ACK settles."""
 
-    done: list[Handle] = field(default_factory=list)
+    done: list[MessageRef] = field(default_factory=list)
     """The messages that it settles."""
     covered: list[tuple[Lane, Sequence[int], int]] = field(default_factory=list)
     """Lanes that it settles up to a mark, with the leases in them that have no end; their messages are read later."""
@@ -223,7 +223,7 @@ class _Settling:
         self._began = group.settled
         self._last = max(ids, default=-1)
         self._leases = {lease.msg_id: lease for lease in tx.leases.get(group, ids)}
-        self._there = tx.messages.handles(mailbox, ids, now)
+        self._there = tx.messages.refs(mailbox, ids, now)
         self._unleased: list[list[int]] = [[] for _ in LANES]
         self._read_to = [-1] * len(LANES)
         self.removes = mailbox.retention is Retention.UNTIL_ACK
@@ -239,27 +239,27 @@ class _Settling:
         group = self._group
         marks: list[int] | None = None
         for msg_id in dict.fromkeys(ids):
-            lease, handle = self._leases.get(msg_id), self._there.get(msg_id)
-            if self.removes and handle is not None and self._began[handle.lane] < msg_id <= group.settled[handle.lane]:
+            lease, ref = self._leases.get(msg_id), self._there.get(msg_id)
+            if self.removes and ref is not None and self._began[ref.lane] < msg_id <= group.settled[ref.lane]:
                 # An ACK before this one covered it.
-                handle = None
+                ref = None
             if lease is not None and (lease.dead or lease.until != NO_LEASE):
                 self._end([msg_id])
-                if handle is not None:
-                    step.done.append(handle)
+                if ref is not None:
+                    step.done.append(ref)
                 continue
             handed = None
-            if handle is None or len(group.replies) > 1 or msg_id <= group.settled[handle.lane]:
+            if ref is None or len(group.replies) > 1 or msg_id <= group.settled[ref.lane]:
                 handed = self._consumer.lane_of(msg_id)
-            if handle is not None:
-                lane: Lane | None = handle.lane
+            if ref is not None:
+                lane: Lane | None = ref.lane
             else:
                 # It is gone, and covers what it would if it were there (K4).
                 lane = handed if handed is not None else lease.lane if lease is not None else group.lane_of_last(msg_id)
             if lane is not None and group.was_delivered(lane, msg_id):
                 # Only where FETCHes and ACKs come in the order in which one client made them, the last reply is meant.
                 in_order = handed is not None and bool(self._connection)
-                no_lease = lease is not None or (handle is None and in_order)
+                no_lease = lease is not None or (ref is None and in_order)
                 covered = group.covered_by(lane, msg_id, no_lease, in_all_replies=not in_order)
                 marks = covered if marks is None else [max(pair) for pair in zip(marks, covered, strict=True)]
         if marks is not None:
@@ -301,7 +301,7 @@ class _Settling:
     def finish(self, steps: Sequence[_Step]) -> None:
         """Read the messages that were covered. What has expired is gone: maybe before it was given to anybody."""
         unleased = [msg_id for step in steps for _, ids, _ in step.covered for msg_id in ids]
-        there = self._tx.messages.handles(self._mailbox, unleased, self._now)
+        there = self._tx.messages.refs(self._mailbox, unleased, self._now)
         between = [self._read_settled(lane) for lane in LANES]
         at = [0] * len(LANES)
         for step in steps:
@@ -311,7 +311,7 @@ class _Settling:
                 at[lane] = bisect_right(between[lane], mark, begin, key=_msg_id)
                 step.done += between[lane][begin : at[lane]]
 
-    def _read_settled(self, lane: Lane) -> Sequence[Handle]:
+    def _read_settled(self, lane: Lane) -> Sequence[MessageRef]:
         """Return what these ACKs moved the group's position over: not all before it, that may be the whole mailbox."""
         began, settled = self._began[lane], self._group.settled[lane]
         if settled <= began:
@@ -319,7 +319,7 @@ class _Settling:
         if settled - began <= len(self._there):
             named = [self._there.get(msg_id) for msg_id in range(began + 1, settled + 1)]
             if None not in named:
-                return [handle for handle in named if handle is not None and handle.lane is lane]
+                return [ref for ref in named if ref is not None and ref.lane is lane]
         return self._tx.messages.between(self._mailbox, lane, began, settled, self._now)
 
 
@@ -416,7 +416,7 @@ def _running_leases(
     if group is None:
         return mailbox, None, []
     leases = tx.leases.get(group, list(dict.fromkeys(ids)))
-    there = tx.messages.handles(mailbox, [lease.msg_id for lease in leases], now)
+    there = tx.messages.refs(mailbox, [lease.msg_id for lease in leases], now)
     return mailbox, group, [x for x in leases if x.msg_id in there and not x.dead and x.until > now]
 
 
@@ -467,7 +467,7 @@ def find_dead(tx: Transaction, request: DeadSelection, now: int) -> tuple[Mailbo
             dead = tx.leases.dead(group, -1, DEAD_SLICE)
         else:
             dead = [lease for lease in tx.leases.get(group, request.ids) if lease.dead]
-        there = tx.messages.handles(mailbox, [lease.msg_id for lease in dead], now)
+        there = tx.messages.refs(mailbox, [lease.msg_id for lease in dead], now)
         gone = [lease.msg_id for lease in dead if lease.msg_id not in there]
         if gone:
             tx.leases.remove(group, gone)

@@ -14,7 +14,7 @@ from mediator.mailboxes.fetching import is_exhausted
 from mediator.mailboxes.group import MAX_GROUPS, MAX_LEASED, NO_LEASE, Group
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.mailbox import Kind, Mailbox, Retention
-from mediator.mailboxes.message import Handle, Usage
+from mediator.mailboxes.message import MessageRef, Usage
 from mediator.mailboxes.sending import NO_HOOKS, KindHooks
 from mediator.operate.records import (
     DelayedUsage,
@@ -77,8 +77,8 @@ def inspect_mailbox(
     """Look at a mailbox; :class:`NoSuchMailboxError` if it does not exist. Reads a bounded number of rows."""
     mailbox = get_live_mailbox(tx, tenant, address, now)
     first = tx.messages.first(mailbox, WINDOW)
-    there = tx.messages.handles(mailbox, [handle.msg_id for handle in first], now)
-    oldest = [handle for handle in first if handle.msg_id in there]
+    there = tx.messages.refs(mailbox, [ref.msg_id for ref in first], now)
+    oldest = [ref for ref in first if ref.msg_id in there]
     if len(first) < WINDOW:
         window = _Window(oldest, 0)
     else:
@@ -117,17 +117,17 @@ def inspect_mailbox(
 class _Window:
     """All living messages from the msg_id ``start`` on."""
 
-    handles: Sequence[Handle]
+    refs: Sequence[MessageRef]
     start: int
 
 
-def _lane(lane: Lane, oldest: Iterable[Handle]) -> LaneView:
-    mine = [handle for handle in oldest if handle.lane is lane]
+def _lane(lane: Lane, oldest: Iterable[MessageRef]) -> LaneView:
+    mine = [ref for ref in oldest if ref.lane is lane]
     return LaneView(lane, len(mine), mine[0].msg_id if mine else None, mine[0].created_at if mine else None)
 
 
-def _ends(tx: Transaction, mailbox: Mailbox, oldest: Sequence[Handle], now: int) -> list[int]:
-    ids = [handle.msg_id for handle in oldest[:READ_MESSAGES]]
+def _ends(tx: Transaction, mailbox: Mailbox, oldest: Sequence[MessageRef], now: int) -> list[int]:
+    ids = [ref.msg_id for ref in oldest[:READ_MESSAGES]]
     read = tx.messages.pick(mailbox, ids, READ_BYTES, now) if ids else []
     return [message.expire_at for message in read if message.expire_at is not None]
 
@@ -142,14 +142,14 @@ def _group_view(tx: Transaction, mailbox: Mailbox, group: Group, window: _Window
     leased = tx.leases.living(mailbox, group, now).number
     delayed = tx.leases.living(mailbox, group, now, delayed=True).number
     due = tx.leases.due(group, now, MAX_LEASED)
-    there = tx.messages.handles(mailbox, [lease.msg_id for lease in due], now)
+    there = tx.messages.refs(mailbox, [lease.msg_id for lease in due], now)
     ended = [lease for lease in due if lease.msg_id in there]
     last = [lease.msg_id for lease in ended if is_exhausted(group, lease)]
     unleased = sum(lease.until == NO_LEASE for lease in ended)
     buried = [lease.msg_id for lease in tx.leases.dead(group, -1, DEAD + 1)]
-    dead = tx.messages.handles(mailbox, [*last, *buried[:DEAD]], now)
-    waiting = [h for h in window.handles if h.msg_id > group.delivered[h.lane]]
-    unsettled = sum(group.settled[h.lane] < h.msg_id <= group.delivered[h.lane] for h in window.handles)
+    dead = tx.messages.refs(mailbox, [*last, *buried[:DEAD]], now)
+    waiting = [h for h in window.refs if h.msg_id > group.delivered[h.lane]]
+    unsettled = sum(group.settled[h.lane] < h.msg_id <= group.delivered[h.lane] for h in window.refs)
     exact = min(group.settled) >= window.start - 1
     if exact:
         behind, unacknowledged = len(waiting), unsettled

@@ -66,8 +66,8 @@ def _status(
     all_mail = Usage(mailbox.messages, mailbox.bytes)
     held = all_mail if recipient is None else tx.messages.held_for(mailbox, recipient)
     if held.messages and leased:
-        there = tx.messages.handles(mailbox, list(leased), EVER).values()
-        away = [handle.size for handle in there if recipient in (None, handle.recipient)]
+        there = tx.messages.refs(mailbox, list(leased), EVER).values()
+        away = [ref.size for ref in there if recipient in (None, ref.recipient)]
         held = Usage(held.messages - len(away), held.bytes - sum(away))
     span = _span(tx, mailbox, recipient, now, leased) if held.messages else None
     return QueueStatus() if span is None else QueueStatus(held.messages, held.bytes, *span)
@@ -79,8 +79,8 @@ def _span(
     """Return when the oldest and the newest message were queued, without expired and leased ones."""
     if recipient is None:
         # Usually neither end has expired: then no payload is read.
-        ends = [*(handle.msg_id for handle in tx.messages.first(mailbox, 1)), mailbox.next_id - 1]
-        there = tx.messages.handles(mailbox, ends, now)
+        ends = [*(ref.msg_id for ref in tx.messages.first(mailbox, 1)), mailbox.next_id - 1]
+        there = tx.messages.refs(mailbox, ends, now)
         if all(end in there and end not in leased for end in ends):
             return there[ends[0]].created_at, there[ends[-1]].created_at
         oldest = [message for lane in LANES for message in tx.messages.lane(mailbox, lane, -1, 1, 1, now, leased)]
@@ -129,7 +129,7 @@ def acknowledge(tx: MediationTransaction, connection: Connection, ids: Sequence[
 
 
 def _acknowledge(tx: MediationTransaction, mailbox: Mailbox, ids: Sequence[int], now: int) -> int:
-    done = list(tx.messages.handles(mailbox, list(dict.fromkeys(ids)), EVER).values())
+    done = list(tx.messages.refs(mailbox, list(dict.fromkeys(ids)), EVER).values())
     if done:
         tx.messages.remove(mailbox, done)
         tx.events += message_events(EventType.ACKNOWLEDGED, now, mailbox, done)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mediator.mailboxes.group import Lease
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.message import Filter, Usage
-from tests.harness.samples import ALL, T0, add, cut, decoded, everything, get, handle, held, ids, leases, put, waiting
+from tests.harness.samples import ALL, T0, add, cut, decoded, everything, get, held, ids, leases, put, ref, waiting
 
 PAYLOADS = {
     "empty": b"",
@@ -134,13 +134,13 @@ def test_every_field_of_a_message_survives(store, payload, headers, times, **fie
         [found] = everything(tx, mailbox)
         assert decoded(found) == kept
         assert dict(found.headers) == headers
-        assert tx.messages.handles(mailbox, [0], T0) == {0: handle(kept)}
+        assert tx.messages.refs(mailbox, [0], T0) == {0: ref(kept)}
         [found] = tx.delays.of(mailbox, ALL)
         assert found.message == delayed.message
         for wanted in fields["tags"]:
             assert ids(tx.messages.newest(mailbox, Filter(tags=(wanted,)), ALL, ALL, T0)) == [0]
         if kept.key is not None:
-            assert tx.messages.keyed(mailbox, kept.key) == handle(kept)
+            assert tx.messages.keyed(mailbox, kept.key) == ref(kept)
             assert ids(tx.messages.newest(mailbox, Filter(key=kept.key), ALL, ALL, T0)) == [0]
         if kept.recipient is not None:
             assert tx.messages.held_for(mailbox, kept.recipient) == Usage(1, len(payload))
@@ -196,7 +196,7 @@ def test_ids_sizes_and_times_may_be_large(store, reopen, start):
         assert ids(tx.messages.pick(mailbox, there, 2**40, T0)) == there
         assert ids(tx.messages.newest(mailbox, Filter(before_id=start + 1), ALL, ALL, T0)) == there[:1]
         assert ids(tx.messages.between(mailbox, Lane.NORMAL, start, start + 3, T0)) == there[1:]
-        assert sorted(tx.messages.handles(mailbox, [*there, start + 3], T0)) == there
+        assert sorted(tx.messages.refs(mailbox, [*there, start + 3], T0)) == there
         assert tx.messages.first_since(mailbox, 10**13) == start
         assert tx.messages.first_since(mailbox, 10**13 + 1) == start + 4
         assert tx.messages.keyed(mailbox, "k").msg_id in there

@@ -50,14 +50,14 @@ def change(tx: Transaction, books: list[Book], address: str, step) -> None:
     else:
         # Counted from the newest, since it is there that a restart could give an id twice.
         gone = [msg_id for place, msg_id in enumerate(sorted(book.messages, reverse=True)) if place in argument]
-        tx.messages.remove(mailbox, list(tx.messages.handles(mailbox, gone, T0).values()))
+        tx.messages.remove(mailbox, list(tx.messages.refs(mailbox, gone, T0).values()))
         for msg_id in gone:
             del book.messages[msg_id]
 
 
 def compare(tx: Transaction, mailbox: Mailbox, book: Book) -> None:
     sizes = {msg_id: size for msg_id, (size, _) in book.messages.items()}
-    assert {handle.msg_id: handle.size for handle in tx.messages.first(mailbox, ALL)} == sizes
+    assert {ref.msg_id: ref.size for ref in tx.messages.first(mailbox, ALL)} == sizes
     assert held(mailbox) == (book.next_id, len(sizes), sum(sizes.values()))
     assert mailbox.last_at == book.last_at
     for recipient in RECIPIENTS[1:]:

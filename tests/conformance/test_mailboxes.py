@@ -122,7 +122,7 @@ def test_a_retired_mailbox_frees_its_address(store):
         [left] = tx.mailboxes.retired(ALL)
         assert left.no == old.no
         assert left.address == ""
-        assert [handle.size for handle in tx.messages.first(left, ALL)] == [3]
+        assert [ref.size for ref in tx.messages.first(left, ALL)] == [3]
 
 
 @pytest.mark.rule("A3")

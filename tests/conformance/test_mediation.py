@@ -650,7 +650,7 @@ def test_the_count_of_a_recipient_stays_right(store, reopen):
         assert tx.messages.held_for(mailbox, "a") == Usage(2, 9)
     with within(store.transaction(), MediationTransaction) as tx:
         mailbox = get(tx)
-        tx.messages.remove(mailbox, [item.handle for item in tx.messages.expired(T0 + 1, ALL)])
+        tx.messages.remove(mailbox, [item.ref for item in tx.messages.expired(T0 + 1, ALL)])
         [delayed] = tx.delays.due(T0 + 5, ALL, ALL)
         assert tx.messages.held_for(mailbox, "a") == Usage(1, 4)
         tx.delays.remove([delayed])

@@ -3,7 +3,7 @@
 import pytest
 
 from mediator.mailboxes.lanes import LANES, Lane
-from mediator.mailboxes.message import Expired, Filter, Handle, Usage
+from mediator.mailboxes.message import Expired, Filter, MessageRef, Usage
 from tests.harness.samples import ALL, T0, add, cut, decoded, everything, get, held, ids, plain, put
 
 
@@ -93,18 +93,18 @@ def test_handles_tell_enough_to_remove_and_to_count(store):
         put(tx, mailbox, b"", lane=Lane.CRITICAL)
     with store.transaction() as tx:
         mailbox = get(tx)
-        found = tx.messages.handles(mailbox, [2, 0, 1, 0, 99, 2**63 - 1], T0)
+        found = tx.messages.refs(mailbox, [2, 0, 1, 0, 99, 2**63 - 1], T0)
         assert found == {
-            0: Handle(0, Lane.LOW, 9, T0 + 3, "did:key:z6Mk#z6Mk", "d'1"),
-            1: Handle(1, Lane.NORMAL, 1, T0),
-            2: Handle(2, Lane.CRITICAL, 0, T0),
+            0: MessageRef(0, Lane.LOW, 9, T0 + 3, "did:key:z6Mk#z6Mk", "d'1"),
+            1: MessageRef(1, Lane.NORMAL, 1, T0),
+            2: MessageRef(2, Lane.CRITICAL, 0, T0),
         }
-        assert all(isinstance(handle.lane, Lane) for handle in found.values())
-        assert set(tx.messages.handles(mailbox, [0, 1], T0 + 10)) == {0}
-        assert set(tx.messages.handles(mailbox, [0, 1], T0 + 9)) == {0, 1}
-        assert tx.messages.handles(mailbox, [], T0) == {}
-        assert tx.messages.handles(mailbox, [3, 4], T0) == {}
-        assert set(tx.messages.handles(mailbox, range(10_000), T0)) == {0, 1, 2}
+        assert all(isinstance(ref.lane, Lane) for ref in found.values())
+        assert set(tx.messages.refs(mailbox, [0, 1], T0 + 10)) == {0}
+        assert set(tx.messages.refs(mailbox, [0, 1], T0 + 9)) == {0, 1}
+        assert tx.messages.refs(mailbox, [], T0) == {}
+        assert tx.messages.refs(mailbox, [3, 4], T0) == {}
+        assert set(tx.messages.refs(mailbox, range(10_000), T0)) == {0, 1, 2}
 
 
 @pytest.mark.rule("S2")
@@ -118,8 +118,8 @@ def test_keyed_finds_the_message_of_a_key_expired_or_not(store):
         put(tx, mailbox)
     with store.transaction() as tx:
         mailbox = get(tx)
-        assert tx.messages.keyed(mailbox, "k%") == Handle(0, Lane.NORMAL, 4, T0)
-        assert tx.messages.keyed(mailbox, "'k\" 😀") == Handle(2, Lane.NORMAL, 1, T0)
+        assert tx.messages.keyed(mailbox, "k%") == MessageRef(0, Lane.NORMAL, 4, T0)
+        assert tx.messages.keyed(mailbox, "'k\" 😀") == MessageRef(2, Lane.NORMAL, 1, T0)
         for unknown in ("k", "kk", "_", "%", "'k\"", "😀"):
             assert tx.messages.keyed(mailbox, unknown) is None, unknown
         cut(tx, mailbox, 0)
@@ -191,7 +191,7 @@ def test_expired_messages_are_gone_wherever_now_is_given(store):
             assert ids(tx.messages.pick(mailbox, range(4), ALL, now)) == left
             assert ids(tx.messages.newest(mailbox, Filter(), ALL, ALL, now)) == left
             assert ids(tx.messages.newest(mailbox, Filter(key="k"), ALL, ALL, now)) == left
-            assert sorted(tx.messages.handles(mailbox, range(4), now)) == left
+            assert sorted(tx.messages.refs(mailbox, range(4), now)) == left
             assert ids(tx.messages.between(mailbox, Lane.NORMAL, -1, 3, now)) == left
         assert ids(tx.messages.lane(mailbox, Lane.NORMAL, -1, 2, ALL, T0 + 10)) == [0, 2]
         assert ids(tx.messages.newest(mailbox, Filter(), 3, ALL, T0 + 11)) == [0, 3]
@@ -349,7 +349,7 @@ def test_remove_takes_messages_and_counts_away(store):
         assert tx.messages.keyed(mailbox, "k1") is None
         assert tx.messages.held_for(mailbox, "r") == Usage(3, 10101)
         assert held(get(tx, "other")) == (1, 1, 3)
-        tx.messages.remove(mailbox, list(tx.messages.handles(mailbox, [0, 2, 4], T0).values()))
+        tx.messages.remove(mailbox, list(tx.messages.refs(mailbox, [0, 2, 4], T0).values()))
         assert held(mailbox) == (5, 0, 0)
 
 
@@ -376,16 +376,16 @@ def test_expired_comes_oldest_expiry_first_from_all_mailboxes(store):
         put(tx, a, expire_at=T0 + 20)
         put(tx, b, expire_at=T0 + 31)
     with store.transaction() as tx:
-        assert [(x.mailbox_no, x.handle.msg_id) for x in tx.messages.expired(T0 + 30, ALL)] == [
+        assert [(x.mailbox_no, x.ref.msg_id) for x in tx.messages.expired(T0 + 30, ALL)] == [
             (b.no, 0),
             (a.no, 2),
             (a.no, 0),
         ]
-        assert tx.messages.expired(T0 + 30, ALL)[-1] == Expired(a.no, Handle(0, Lane.LOW, 5, T0 + 2, "r", "d"))
-        assert [x.handle.msg_id for x in tx.messages.expired(T0 + 30, 2)] == [0, 2]
+        assert tx.messages.expired(T0 + 30, ALL)[-1] == Expired(a.no, MessageRef(0, Lane.LOW, 5, T0 + 2, "r", "d"))
+        assert [x.ref.msg_id for x in tx.messages.expired(T0 + 30, 2)] == [0, 2]
         assert tx.messages.expired(T0 + 9, ALL) == []
         cut(tx, get(tx, "b"), 0)
-        assert [x.handle.msg_id for x in tx.messages.expired(T0 + 20, ALL)] == [2]
+        assert [x.ref.msg_id for x in tx.messages.expired(T0 + 20, ALL)] == [2]
 
 
 def test_held_for_counts_each_recipient_alone(store, reopen):

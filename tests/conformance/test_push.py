@@ -234,8 +234,8 @@ def test_rows_that_cannot_be_read_are_removed_as_any_others(store):
         for expire_at in (T0 + 10, T0 + 10, None):
             put(tx, mailbox, expire_at=expire_at, headers={"a": "b"}, dedup_id="d")
         damage(tx, mailbox, 0, 1, 2)
-        assert [one.handle.msg_id for one in tx.messages.expired(T0 + 10, ALL)] == [0, 1]
-        assert sorted(tx.messages.handles(mailbox, [0, 1, 2], T0)) == [0, 1, 2]
+        assert [one.ref.msg_id for one in tx.messages.expired(T0 + 10, ALL)] == [0, 1]
+        assert sorted(tx.messages.refs(mailbox, [0, 1, 2], T0)) == [0, 1, 2]
         cut(tx, mailbox, 0, 1, 2)
     with store.reading() as tx:
         assert get(tx).messages == 0

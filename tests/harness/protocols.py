@@ -418,5 +418,5 @@ class Peer:
         with self.door.store.reading() as tx:
             mailbox = tx.mailboxes.find(TENANT, connection.address)
             assert mailbox is not None
-            ids = [handle.msg_id for handle in tx.messages.first(mailbox, 1000)]
+            ids = [ref.msg_id for ref in tx.messages.first(mailbox, 1000)]
             return [one.payload for one in tx.messages.pick(mailbox, ids, 1 << 30, self.door.now)]

@@ -7,7 +7,7 @@ from typing import Any
 from mediator.mailboxes.group import NO_LEASE, Group, Lease
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.mailbox import Mailbox, NewMailbox
-from mediator.mailboxes.message import HIDDEN_ID, Delayed, Filter, Handle, Message
+from mediator.mailboxes.message import HIDDEN_ID, Delayed, Filter, Message, MessageRef
 from mediator.mailboxes.rows import StoredMessage
 from mediator.mailboxes.transaction import Transaction
 
@@ -49,9 +49,9 @@ def waiting(mailbox: Mailbox, due_at: int, payload: bytes = b"x", *, archive: bo
 
 def cut(tx: Transaction, mailbox: Mailbox, *ids: int) -> None:
     """Remove messages that are there, expired ones too."""
-    handles = [handle for handle in tx.messages.first(mailbox, ALL) if handle.msg_id in ids]
-    assert len(handles) == len(ids)
-    tx.messages.remove(mailbox, handles)
+    refs = [ref for ref in tx.messages.first(mailbox, ALL) if ref.msg_id in ids]
+    assert len(refs) == len(ids)
+    tx.messages.remove(mailbox, refs)
 
 
 def everything(tx: Transaction, mailbox: Mailbox, now: int = T0) -> list[StoredMessage]:
@@ -70,13 +70,13 @@ def decoded(message: StoredMessage) -> Message:
     )
 
 
-def handle(message: Message) -> Handle:
-    """Return the handle that a message gets."""
-    return Handle(**{field.name: getattr(message, field.name) for field in fields(Handle)})
+def ref(message: Message) -> MessageRef:
+    """Return the reference to a message."""
+    return MessageRef(**{field.name: getattr(message, field.name) for field in fields(MessageRef)})
 
 
 def ids(messages: Any) -> list[int]:
-    """Return the ids of messages, handles or leases in their order."""
+    """Return the ids of messages, refs or leases in their order."""
     return [message.msg_id for message in messages]
 
 

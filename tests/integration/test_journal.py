@@ -480,7 +480,7 @@ async def test_killed_again_and_again(tmp_path: Path) -> None:
             assert {(mailbox.no, msg_id) for msg_id in range(mailbox.next_id)} == {
                 place for place in stored if place[0] == mailbox.no
             }
-            kept = {handle.msg_id for handle in tx.messages.first(mailbox, 1_000_000)}
+            kept = {ref.msg_id for ref in tx.messages.first(mailbox, 1_000_000)}
             replaced = {e["msg_id"] for e in told if e["what"] == EventType.COMPACTED and e["mailbox"] == mailbox.no}
             assert kept | replaced == set(range(mailbox.next_id))
             assert not kept & replaced

@@ -82,8 +82,8 @@ def stored(store: SqliteStore, box: str = "task") -> list[bytes]:
     with store.reading() as tx:
         mailbox = tx.mailboxes.find("default", box)
         assert mailbox is not None
-        handles = tx.messages.first(mailbox, 100_000)
-        return [m.payload for m in tx.messages.pick(mailbox, [h.msg_id for h in handles], 1 << 30, 0)]
+        refs = tx.messages.first(mailbox, 100_000)
+        return [m.payload for m in tx.messages.pick(mailbox, [h.msg_id for h in refs], 1 << 30, 0)]
 
 
 async def attempt(client: Client, payload: bytes) -> str | None:

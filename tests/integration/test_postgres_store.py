@@ -124,7 +124,7 @@ def messages(store: Store, address: str) -> list[Message]:
         mailbox = creating.get_live_mailbox(tx, TENANT, address, NOW)
         found = tx.messages.first(mailbox, ALL)
         assert mailbox.messages == len(found)
-        assert mailbox.bytes == sum(handle.size for handle in found)
+        assert mailbox.bytes == sum(ref.size for ref in found)
         return tx.messages.newest(mailbox, Filter(), ALL, ALL, 0)
 
 

@@ -266,7 +266,7 @@ def test_the_reserve_keeps_up_with_a_log_cut_twice(opened, path: Path) -> None:
             # Each replaces the one before, so that all of them write as many pages.
             mailbox = tx.mailboxes.find("default", "box")
             assert mailbox is not None
-            tx.messages.remove(mailbox, tx.messages.handles(mailbox, [number - 1], 1).values())
+            tx.messages.remove(mailbox, tx.messages.refs(mailbox, [number - 1], 1).values())
             tx.messages.append(mailbox, Message(number, Lane.NORMAL, b"x" * 5_000_000, 5_000_000, 1, 1))
         sizes.append(log.stat().st_size)
         assert 2 * reserve.stat().st_size >= 3 * log.stat().st_size

@@ -52,7 +52,7 @@ def state(broker: Broker, box: str) -> Any:
     with broker.reading() as tx:
         mailbox = tx.mailboxes.find(TENANT, box)
         group = tx.groups.find(mailbox, GROUP)
-        there = [handle.msg_id for handle in tx.messages.first(mailbox, 1000)]
+        there = [ref.msg_id for ref in tx.messages.first(mailbox, 1000)]
         if group is None:
             return there
         leases = sorted(tx.leases.get(group, range(1000)), key=lambda lease: lease.msg_id)

@@ -735,12 +735,12 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
                     stored = tx.messages.first(mailbox, 10_000)
                     held = tx.messages.held_for(mailbox, "did:key:x")
                 assert mailbox.messages == len(stored)
-                assert mailbox.bytes == sum(handle.size for handle in stored)
-                kept = [handle.size for handle in stored if handle.recipient is not None]
+                assert mailbox.bytes == sum(ref.size for ref in stored)
+                kept = [ref.size for ref in stored if ref.recipient is not None]
                 assert held == Usage(len(kept), sum(kept))
                 box = self.boxes[name]
                 assert mailbox.next_id == len(box.mail)
-                ids = {handle.msg_id for handle in stored}
+                ids = {ref.msg_id for ref in stored}
                 assert {mail.id for mail in box.live(self.now)} <= ids
                 assert not any(box.mail[msg_id].removed for msg_id in ids)
 

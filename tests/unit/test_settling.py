@@ -7,7 +7,7 @@ from mediator.mailboxes.events import EventType
 from mediator.mailboxes.fetching import FULL, Deliver
 from mediator.mailboxes.lanes import Lane
 from mediator.mailboxes.mailbox import Mailbox, Retention
-from mediator.mailboxes.message import Handle
+from mediator.mailboxes.message import MessageRef
 from mediator.mailboxes.tables.messages import Messages
 from tests.harness.broker import BOX, GROUP, HOUR, SECOND, START, TENANT, Broker
 
@@ -37,7 +37,7 @@ def looked(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, i
     with broker.store.transaction() as tx:
         between = type(tx.messages).between
 
-    def watched(messages: Messages, mailbox: Mailbox, lane: Lane, after: int, last: int, now: int) -> list[Handle]:
+    def watched(messages: Messages, mailbox: Mailbox, lane: Lane, after: int, last: int, now: int) -> list[MessageRef]:
         found.append((after, last))
         return between(messages, mailbox, lane, after, last, now)
 

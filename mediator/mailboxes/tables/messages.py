@@ -6,7 +6,7 @@ from typing import Any
 from mediator.mailboxes import rows
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.mailbox import Mailbox
-from mediator.mailboxes.message import MAX_EXPIRED, Expired, Filter, Handle, Message, Usage
+from mediator.mailboxes.message import MAX_EXPIRED, Expired, Filter, Message, MessageRef, Usage
 from mediator.mailboxes.rows import StoredMessage, decode_row
 from mediator.mailboxes.session import Table, chunks
 
@@ -28,27 +28,25 @@ class Messages(Table):
         if message.recipient is not None:
             self._session.hold(kept, message.recipient, 1, message.size)
 
-    def handles(self, mailbox: Mailbox, ids: Sequence[int], now: int) -> dict[int, Handle]:
-        """Return the handles of these messages, those that are there."""
+    def refs(self, mailbox: Mailbox, ids: Sequence[int], now: int) -> dict[int, MessageRef]:
+        """Return references to those of these messages that exist."""
         if not ids:
             return {}
         if self._session.unwritten:
             self._session.flush()
         sql = (
-            f"SELECT {rows.HANDLE} FROM message WHERE mailbox_no = ? AND {{among}}"
+            f"SELECT {rows.REF} FROM message WHERE mailbox_no = ? AND {{among}}"
             " AND (expire_at IS NULL OR expire_at > ?)"
         )
         found = self._for_each(sql, "msg_id", ids, (mailbox.no,), (now,))
-        return {row[0]: rows.handle(row) for row in found}
+        return {row[0]: rows.ref(row) for row in found}
 
-    def keyed(self, mailbox: Mailbox, key: str) -> Handle | None:
+    def keyed(self, mailbox: Mailbox, key: str) -> MessageRef | None:
         """Return the message that has the key, expired or not (S2)."""
         if self._session.is_unwritten(mailbox, key):
             self._session.flush()
-        row = self._dialect.first(
-            f"SELECT {rows.HANDLE} FROM message WHERE mailbox_no = ? AND key = ?", (mailbox.no, key)
-        )
-        return None if row is None else rows.handle(row)
+        row = self._dialect.first(f"SELECT {rows.REF} FROM message WHERE mailbox_no = ? AND key = ?", (mailbox.no, key))
+        return None if row is None else rows.ref(row)
 
     def lane(
         self,
@@ -155,22 +153,22 @@ class Messages(Table):
                 break
         return taken
 
-    def between(self, mailbox: Mailbox, lane: Lane, after: int, last: int, now: int) -> list[Handle]:
+    def between(self, mailbox: Mailbox, lane: Lane, after: int, last: int, now: int) -> list[MessageRef]:
         """Return a lane's living messages behind ``after`` up to and with ``last``."""
         if self._session.unwritten:
             self._session.flush()
         sql = (
-            f"SELECT {rows.HANDLE} FROM {self._dialect.lane_sources[lane]}"
+            f"SELECT {rows.REF} FROM {self._dialect.lane_sources[lane]}"
             f" WHERE lane = {lane.value} AND mailbox_no = ? AND msg_id > ? AND msg_id <= ?"
             " AND (expire_at IS NULL OR expire_at > ?) ORDER BY msg_id"
         )
-        return [rows.handle(row) for row in self._execute(sql, (mailbox.no, after, last, now))]
+        return [rows.ref(row) for row in self._execute(sql, (mailbox.no, after, last, now))]
 
-    def first(self, mailbox: Mailbox, limit: int) -> list[Handle]:
+    def first(self, mailbox: Mailbox, limit: int) -> list[MessageRef]:
         """Return the oldest messages of a mailbox, expired or not."""
         self._session.flush()
-        sql = f"SELECT {rows.HANDLE} FROM message WHERE mailbox_no = ? ORDER BY msg_id LIMIT ?"
-        return [rows.handle(row) for row in self._execute(sql, (mailbox.no, limit))]
+        sql = f"SELECT {rows.REF} FROM message WHERE mailbox_no = ? ORDER BY msg_id LIMIT ?"
+        return [rows.ref(row) for row in self._execute(sql, (mailbox.no, limit))]
 
     def first_since(self, mailbox: Mailbox, at: int) -> int:
         """Search by halves: ``created_at`` never goes back while msg_ids grow, so no index on it is needed."""
@@ -202,7 +200,7 @@ class Messages(Table):
         found = self._execute(f"{sql} ORDER BY msg_id LIMIT ?", (mailbox.no, after, limit))
         return [(msg_id, rows.copied_from(extra), rows.headers(extra).get(header, "")) for msg_id, extra in found]
 
-    def remove(self, mailbox: Mailbox, handles: Sequence[Handle]) -> None:
+    def remove(self, mailbox: Mailbox, refs: Sequence[MessageRef]) -> None:
         """Remove messages and take them from the counters."""
         self._session.flush()
         self._session.removed = True
@@ -210,7 +208,7 @@ class Messages(Table):
         kept.dirty = True
         bodies: list[int] = []
         sql = "DELETE FROM message WHERE mailbox_no = ? AND {among} RETURNING size, recipient, body_no"
-        removed = self._for_each(sql, "msg_id", [handle.msg_id for handle in handles], (mailbox.no,))
+        removed = self._for_each(sql, "msg_id", [ref.msg_id for ref in refs], (mailbox.no,))
         for size, recipient, body_no in removed:
             kept.messages -= 1
             kept.bytes -= size
@@ -225,22 +223,22 @@ class Messages(Table):
     def expired(self, now: int, limit: int) -> list[Expired]:
         """Return messages whose TTL is over, oldest expiry first."""
         self._session.flush()
-        sql = f"SELECT {rows.HANDLE}, mailbox_no FROM message WHERE expire_at <= ? ORDER BY expire_at LIMIT ?"
-        return [Expired(row[7], rows.handle(row)) for row in self._execute(sql, (now, limit))]
+        sql = f"SELECT {rows.REF}, mailbox_no FROM message WHERE expire_at <= ? ORDER BY expire_at LIMIT ?"
+        return [Expired(row[7], rows.ref(row)) for row in self._execute(sql, (now, limit))]
 
-    def expired_in(self, mailbox: Mailbox, now: int, limit: int) -> list[Handle]:
+    def expired_in(self, mailbox: Mailbox, now: int, limit: int) -> list[MessageRef]:
         """Return messages of one mailbox whose TTL is over, of the first :data:`MAX_EXPIRED` messages that expired."""
         self._session.flush()
         sql = f"SELECT msg_id FROM ({EXPIRED}) AS gone WHERE mailbox_no = ? LIMIT ?"
         found = self._execute(sql, (now, MAX_EXPIRED, mailbox.no, limit))
         # At the beginning of time nothing has expired.
-        return list(self.handles(mailbox, [row[0] for row in found], 0).values())
+        return list(self.refs(mailbox, [row[0] for row in found], 0).values())
 
     def volatile(self, instance: str, limit: int) -> list[Expired]:
         """Return messages that the next start of a service removes (E5)."""
         self._session.flush()
-        sql = f"SELECT {rows.HANDLE}, mailbox_no FROM message WHERE volatile = ? LIMIT ?"
-        return [Expired(row[7], rows.handle(row)) for row in self._execute(sql, (instance, limit))]
+        sql = f"SELECT {rows.REF}, mailbox_no FROM message WHERE volatile = ? LIMIT ?"
+        return [Expired(row[7], rows.ref(row)) for row in self._execute(sql, (instance, limit))]
 
     def addressed(
         self,

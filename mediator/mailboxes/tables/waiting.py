@@ -8,7 +8,7 @@ from mediator.mailboxes.bounds import MAX_DEDUP_IDS
 from mediator.mailboxes.events import Event, EventType
 from mediator.mailboxes.lanes import LANES, Lane
 from mediator.mailboxes.mailbox import Mailbox
-from mediator.mailboxes.message import HIDDEN_ID, Delayed, DelayedRow, Expired, Handle, Message, OutboxKey, Usage
+from mediator.mailboxes.message import HIDDEN_ID, Delayed, DelayedRow, Expired, Message, MessageRef, OutboxKey, Usage
 from mediator.mailboxes.session import Session, Table
 from mediator.mailboxes.tables.mailboxes import Mailboxes
 
@@ -89,9 +89,9 @@ class Delays(Table):
         """Return the ``seq`` of the latest, 0 if there is none."""
         return int(self._session.one("SELECT coalesce(max(seq), 0) FROM delayed")[0])
 
-    def drop(self, mailbox: Mailbox, last: int, limit: int) -> list[Handle]:
+    def drop(self, mailbox: Mailbox, last: int, limit: int) -> list[MessageRef]:
         """Remove, unread, what waits for one mailbox up to a ``seq``, and return what it was."""
-        return [each.handle for each in self._drop("mailbox_no = ? AND seq <= ?", (mailbox.no, last), limit)]
+        return [each.ref for each in self._drop("mailbox_no = ? AND seq <= ?", (mailbox.no, last), limit)]
 
     def _drop(self, condition: str, parameters: Sequence[str | int], limit: int) -> list[Expired]:
         gone = self._execute(
@@ -100,7 +100,7 @@ class Delays(Table):
             (*parameters, limit),
         )
         self._count_copies(-sum(row[7] for row in gone))
-        return [Expired(row[6], rows.handle(row)) for row in gone]
+        return [Expired(row[6], rows.ref(row)) for row in gone]
 
     def next_due(self) -> int | None:
         """Return when the next message falls due."""
