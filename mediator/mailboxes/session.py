@@ -76,7 +76,7 @@ class Dialect(Protocol):
     def settle_counters(self, mailbox: KeptMailbox) -> None:
         """Bring counters that were read from a row up to what the messages are now."""
 
-    def save_held(self, changed: Sequence[Row]) -> None:
+    def save_recipient_counts(self, changed: Sequence[Row]) -> None:
         """Add to the counts of recipients; rows of mailbox_no, recipient, messages, bytes. What comes to 0 goes."""
 
     def save_mailboxes(self, mailboxes: Sequence[KeptMailbox]) -> None:
@@ -286,7 +286,7 @@ class Session:
         self.unwritten: list[tuple[KeptMailbox, Message]] = []
         """Messages that wait for one insert of many: whoever reads messages flushes first where any wait."""
         self._unwritten_keys: set[tuple[int, str]] = set()
-        self._held: dict[tuple[int, str], tuple[int, int]] = {}
+        self._recipient_counts: dict[tuple[int, str], tuple[int, int]] = {}
 
     def table(self, kind: "Callable[[Session], T]") -> T:
         """Return the transaction's table of a class, made when it is first asked for."""
@@ -357,29 +357,29 @@ class Session:
             if refs > 1
         }
 
-    def hold(self, mailbox: Mailbox, recipient: str, messages: int, size: int) -> None:
-        """Count for one recipient, written with the rest: a batch brings many messages for the same few."""
-        before = self._held.get((mailbox.no, recipient), (0, 0))
-        self._held[mailbox.no, recipient] = before[0] + messages, before[1] + size
+    def add_recipient_count(self, mailbox: Mailbox, recipient: str, messages: int, size: int) -> None:
+        """Count for one recipient. Written before the commit: a batch brings many messages for the same few keys."""
+        before = self._recipient_counts.get((mailbox.no, recipient), (0, 0))
+        self._recipient_counts[mailbox.no, recipient] = before[0] + messages, before[1] + size
 
-    def flush_held(self) -> None:
-        """Write the counts of recipients; none is kept of who has nothing, or keys of old would pile up."""
-        changed, self._held = self._held, {}
+    def flush_recipient_counts(self) -> None:
+        """Write the counts of recipients; rows that fall to 0 are deleted, or rows of unused keys would pile up."""
+        changed, self._recipient_counts = self._recipient_counts, {}
         if changed:
-            self.dialect.save_held([(*place, *counts) for place, counts in sorted(changed.items())])
+            self.dialect.save_recipient_counts([(*key, *counts) for key, counts in sorted(changed.items())])
 
     def write_mailboxes(self) -> None:
         """Write what is still held back of the mailboxes and their messages."""
         if self.unwritten:
             self.flush()
-        if self._held:
-            self.flush_held()
+        if self._recipient_counts:
+            self.flush_recipient_counts()
         if self.touched:
             self.dialect.save_mailboxes(list(self.touched.values()))
 
     def finish(self) -> None:
         """Write all that is still held back, right before the commit."""
-        if self.touched or self.unwritten or self._held:
+        if self.touched or self.unwritten or self._recipient_counts:
             self.write_mailboxes()
         for write in self.before_commit:
             write()

@@ -462,7 +462,7 @@ class PostgresDialect:
     def settle_counters(self, mailbox: KeptMailbox) -> None:
         """Counters are always written, since every instance needs them."""
 
-    def save_held(self, changed: Sequence[Row]) -> None:
+    def save_recipient_counts(self, changed: Sequence[Row]) -> None:
         """Add with one statement."""
         numbers, recipients, messages, sizes = zip(*changed, strict=True)
         self._tell(_HOLD, [BigInts(numbers), Texts(recipients), BigInts(messages), BigInts(sizes)])

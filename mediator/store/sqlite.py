@@ -466,7 +466,7 @@ class SqliteDialect:
             mailbox.next_id = last_id + 1
             mailbox.last_at = max(mailbox.last_at, last_at)
 
-    def save_held(self, changed: Sequence[Row]) -> None:
+    def save_recipient_counts(self, changed: Sequence[Row]) -> None:
         """Add row by row."""
         self.connection.executemany(
             "INSERT INTO held (mailbox_no, recipient, messages, bytes) VALUES (?, ?, ?, ?)"

@@ -64,7 +64,7 @@ def _status(
     tx: MediationTransaction, mailbox: Mailbox, recipient: str | None, now: int, leased: Collection[int]
 ) -> QueueStatus:
     all_mail = Usage(mailbox.messages, mailbox.bytes)
-    held = all_mail if recipient is None else tx.messages.held_for(mailbox, recipient)
+    held = all_mail if recipient is None else tx.messages.recipient_usage(mailbox, recipient)
     if held.messages and leased:
         there = tx.messages.refs(mailbox, list(leased), EVER).values()
         away = [ref.size for ref in there if recipient in (None, ref.recipient)]

@@ -143,7 +143,7 @@ def test_every_field_of_a_message_survives(store, payload, headers, times, **fie
             assert tx.messages.keyed(mailbox, kept.key) == ref(kept)
             assert ids(tx.messages.newest(mailbox, Filter(key=kept.key), ALL, ALL, T0)) == [0]
         if kept.recipient is not None:
-            assert tx.messages.held_for(mailbox, kept.recipient) == Usage(1, len(payload))
+            assert tx.messages.recipient_usage(mailbox, kept.recipient) == Usage(1, len(payload))
 
 
 @pytest.mark.rule("S1")
@@ -161,7 +161,7 @@ def test_keys_tags_and_dedup_ids_are_told_apart_to_the_letter(store, reopen):
         for number, text in enumerate(texts):
             assert tx.messages.keyed(mailbox, text).msg_id == number
             assert ids(tx.messages.newest(mailbox, Filter(key=text, tags=(text,)), ALL, ALL, T0)) == [number]
-            assert tx.messages.held_for(mailbox, text) == Usage(1, 1)
+            assert tx.messages.recipient_usage(mailbox, text) == Usage(1, 1)
             assert tx.dedup_ids.find(mailbox, text, T0) == number
             assert tx.groups.find(mailbox, text).name == text
         tx.dedup_ids.forget(mailbox, "%")

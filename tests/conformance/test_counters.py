@@ -62,7 +62,7 @@ def compare(tx: Transaction, mailbox: Mailbox, book: Book) -> None:
     assert mailbox.last_at == book.last_at
     for recipient in RECIPIENTS[1:]:
         theirs = [size for size, whose in book.messages.values() if whose == recipient]
-        assert tx.messages.held_for(mailbox, recipient) == Usage(len(theirs), sum(theirs))
+        assert tx.messages.recipient_usage(mailbox, recipient) == Usage(len(theirs), sum(theirs))
 
 
 @pytest.mark.rule("A3", "S7")
@@ -119,7 +119,7 @@ def test_counters_are_right_after_many_sends_and_a_restart(reopen, store, count)
         with store.reading() as tx:
             assert held(get(tx)) == (count, count, size)
             assert get(tx).last_at == T0 + count - 1
-            assert tx.messages.held_for(get(tx), "r") == Usage(count, size)
+            assert tx.messages.recipient_usage(get(tx), "r") == Usage(count, size)
             assert tx.mailboxes.usage("default") == Usage(count, size)
     with store.transaction() as tx:
         mailbox = get(tx)

@@ -32,7 +32,7 @@ def test_a_delayed_message_is_kept_whole_and_seen_nowhere(store, reopen):
         tx.delays.add(delayed)
         assert everything(tx, mailbox) == []
         assert (mailbox.next_id, mailbox.messages, mailbox.bytes) == (0, 0, 0)
-        assert tx.messages.held_for(mailbox, "did") == Usage(0, 0)
+        assert tx.messages.recipient_usage(mailbox, "did") == Usage(0, 0)
     store = reopen()
     with store.reading() as tx:
         [kept] = tx.delays.due(T0 + 100, ALL, ALL)

@@ -647,32 +647,32 @@ def test_the_count_of_a_recipient_stays_right(store, reopen):
         put(tx, mailbox, b"short", recipient="a", expire_at=T0 + 1)
         put(tx, mailbox, b"kept", recipient="a")
         put(tx, mailbox, b"b", recipient="b")
-        assert tx.messages.held_for(mailbox, "a") == Usage(2, 9)
+        assert tx.messages.recipient_usage(mailbox, "a") == Usage(2, 9)
     with within(store.transaction(), MediationTransaction) as tx:
         mailbox = get(tx)
         tx.messages.remove(mailbox, [item.ref for item in tx.messages.expired(T0 + 1, ALL)])
         [delayed] = tx.delays.due(T0 + 5, ALL, ALL)
-        assert tx.messages.held_for(mailbox, "a") == Usage(1, 4)
+        assert tx.messages.recipient_usage(mailbox, "a") == Usage(1, 4)
         tx.delays.remove([delayed])
         tx.messages.append(mailbox, replace(delayed.message, msg_id=mailbox.next_id))
-        assert tx.messages.held_for(mailbox, "a") == Usage(2, 11)
-        assert tx.messages.held_for(mailbox, "b") == Usage(1, 1)
+        assert tx.messages.recipient_usage(mailbox, "a") == Usage(2, 11)
+        assert tx.messages.recipient_usage(mailbox, "b") == Usage(1, 1)
     with undone(store, MediationTransaction) as tx:
         put(tx, get(tx), b"undone", recipient="a")
         cut(tx, get(tx), 2)
     store = reopen()
     with within(store.transaction(), MediationTransaction) as tx:
         mailbox = get(tx)
-        assert tx.messages.held_for(mailbox, "a") == Usage(2, 11)
+        assert tx.messages.recipient_usage(mailbox, "a") == Usage(2, 11)
         cut(tx, mailbox, 1, 3)
         put(tx, mailbox, b"again", recipient="b")
-        assert tx.messages.held_for(mailbox, "a") == Usage(0, 0)
-        assert tx.messages.held_for(mailbox, "b") == Usage(2, 6)
+        assert tx.messages.recipient_usage(mailbox, "a") == Usage(0, 0)
+        assert tx.messages.recipient_usage(mailbox, "b") == Usage(2, 6)
         cut(tx, mailbox, 2, 4)
         tx.mailboxes.retire(mailbox)
         tx.mailboxes.drop(mailbox)
     with within(store.transaction(), MediationTransaction) as tx:
-        assert tx.messages.held_for(add(tx), "b") == Usage(0, 0)
+        assert tx.messages.recipient_usage(add(tx), "b") == Usage(0, 0)
 
 
 # Envelopes that were taken.

@@ -347,7 +347,7 @@ def test_remove_takes_messages_and_counts_away(store):
         assert held(mailbox) == (5, 3, 10101)
         assert ids(everything(tx, mailbox)) == [0, 2, 4]
         assert tx.messages.keyed(mailbox, "k1") is None
-        assert tx.messages.held_for(mailbox, "r") == Usage(3, 10101)
+        assert tx.messages.recipient_usage(mailbox, "r") == Usage(3, 10101)
         assert held(get(tx, "other")) == (1, 1, 3)
         tx.messages.remove(mailbox, list(tx.messages.refs(mailbox, [0, 2, 4], T0).values()))
         assert held(mailbox) == (5, 0, 0)
@@ -388,7 +388,7 @@ def test_expired_comes_oldest_expiry_first_from_all_mailboxes(store):
         assert [x.ref.msg_id for x in tx.messages.expired(T0 + 20, ALL)] == [2]
 
 
-def test_held_for_counts_each_recipient_alone(store, reopen):
+def test_recipient_usage_counts_each_recipient_alone(store, reopen):
     with store.transaction() as tx:
         mailbox, other = add(tx), add(tx, "other")
         put(tx, mailbox, size=10, recipient="r'1%")
@@ -397,16 +397,16 @@ def test_held_for_counts_each_recipient_alone(store, reopen):
         put(tx, mailbox, size=100)
         put(tx, other, size=7, recipient="r'1%")
         cut(tx, mailbox, 0, 3)
-        assert tx.messages.held_for(mailbox, "r'1%") == Usage(1, 20)
+        assert tx.messages.recipient_usage(mailbox, "r'1%") == Usage(1, 20)
     store = reopen()
     with store.transaction() as tx:
         mailbox = get(tx)
-        assert tx.messages.held_for(mailbox, "r'1%") == Usage(1, 20)
-        assert tx.messages.held_for(mailbox, "😀") == Usage(1, 1)
-        assert tx.messages.held_for(mailbox, "nobody") == Usage(0, 0)
-        assert tx.messages.held_for(get(tx, "other"), "r'1%") == Usage(1, 7)
+        assert tx.messages.recipient_usage(mailbox, "r'1%") == Usage(1, 20)
+        assert tx.messages.recipient_usage(mailbox, "😀") == Usage(1, 1)
+        assert tx.messages.recipient_usage(mailbox, "nobody") == Usage(0, 0)
+        assert tx.messages.recipient_usage(get(tx, "other"), "r'1%") == Usage(1, 7)
         cut(tx, mailbox, 1)
-        assert tx.messages.held_for(mailbox, "r'1%") == Usage(0, 0)
+        assert tx.messages.recipient_usage(mailbox, "r'1%") == Usage(0, 0)
 
 
 @pytest.mark.rule("A3", "A8")

@@ -117,12 +117,12 @@ def test_a_rollback_takes_back_counters_and_ids(store):
         put(tx, mailbox, size=100, created_at=T0 + 9, recipient="r")
         cut(tx, mailbox, 0, 1)
         assert held(mailbox) == (4, 2, 101)
-        assert tx.messages.held_for(mailbox, "r") == Usage(2, 101)
+        assert tx.messages.recipient_usage(mailbox, "r") == Usage(2, 101)
     with store.transaction() as tx:
         mailbox = get(tx)
         assert held(mailbox) == (3, 3, 3)
         assert mailbox.last_at == T0 + 2
-        assert tx.messages.held_for(mailbox, "r") == Usage(3, 3)
+        assert tx.messages.recipient_usage(mailbox, "r") == Usage(3, 3)
         assert put(tx, mailbox, recipient="r").msg_id == 3
         assert ids(everything(tx, mailbox)) == [0, 1, 2, 3]
 

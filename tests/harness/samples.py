@@ -145,7 +145,7 @@ def picture(tx: Transaction) -> dict[str, Any]:
             everything(tx, box),
             tx.messages.first(box, ALL),
             tx.messages.first_since(box, T0 + 4),
-            tx.messages.held_for(box, "r"),
+            tx.messages.recipient_usage(box, "r"),
             deepcopy(tx.delays.of(box, ALL)),
             tx.delays.usage(box),
             [tx.dedup_ids.find(box, f"d{number}", T0) for number in range(4)],

@@ -237,7 +237,7 @@ def test_forwards_pickups_and_keylists_do_not_deadlock(store, instances):
         for number, connection in enumerate(peers):
             mailbox = tx.mailboxes.find(*places[number])
             left = tx.messages.addressed(mailbox, key(number), -1, ALL, ALL, NOW)
-            held = tx.messages.held_for(mailbox, key(number))
+            held = tx.messages.recipient_usage(mailbox, key(number))
             assert (held.messages, held.bytes) == (len(left), 10 * len(left)) == (mailbox.messages, mailbox.bytes)
             assert taken[number] + len(left) == 120
             assert tx.routes.count(connection) == len(tx.routes.of(connection, 0, ALL)) == 1

@@ -152,7 +152,7 @@ def test_mediation_never_reads_a_whole_table(tmp_path):
             tx.table(MediationTransaction).invitations.remove(Invitation("i", TENANT, "k", b"", "", T0))
             tx.messages.addressed(mailbox, "r", -1, ALL, ALL, T0)
             tx.messages.newest(mailbox, Filter(recipient="r"), 1, 1, T0)
-            tx.messages.held_for(mailbox, "r")
+            tx.messages.recipient_usage(mailbox, "r")
             tx.mailboxes.drop(retired)
             tx.session.dialect.connection.set_trace_callback(None)
         searches = [sql for sql in said if sql.startswith(("SELECT", "UPDATE", "DELETE"))]

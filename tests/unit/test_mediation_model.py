@@ -351,7 +351,7 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
                     assert (mailbox.no, mailbox.next_id, mailbox.messages) == (queue.no, queue.next_id, len(stored))
                     assert mailbox.bytes == sum(len(mail.payload) for mail in stored)
                     for name in KEYS:
-                        assert tx.messages.held_for(mailbox, name).messages == len(queue.stored(name))
+                        assert tx.messages.recipient_usage(mailbox, name).messages == len(queue.stored(name))
 
         @invariant()
         def who_has_no_mailbox_gets_nothing(self) -> None:

@@ -733,7 +733,7 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
                 assert mailbox is not None
                 with self.store.reading() as tx:
                     stored = tx.messages.first(mailbox, 10_000)
-                    held = tx.messages.held_for(mailbox, "did:key:x")
+                    held = tx.messages.recipient_usage(mailbox, "did:key:x")
                 assert mailbox.messages == len(stored)
                 assert mailbox.bytes == sum(ref.size for ref in stored)
                 kept = [ref.size for ref in stored if ref.recipient is not None]

@@ -150,7 +150,7 @@ class Mailboxes(Table):
         """Remove a retired mailbox, whose messages are gone already."""
         self._session.mailboxes.forget(mailbox)
         self._session.touched.pop(mailbox.no, None)
-        self._session.flush_held()
+        self._session.flush_recipient_counts()
         for table in ("held", "pushed"):
             self._execute(f"DELETE FROM {table} WHERE mailbox_no = ?", (mailbox.no,))
         self._execute("DELETE FROM mailbox WHERE no = ?", (mailbox.no,))

@@ -26,7 +26,7 @@ class Messages(Table):
         kept.last_at = message.created_at
         self._session.write_later(kept, message)
         if message.recipient is not None:
-            self._session.hold(kept, message.recipient, 1, message.size)
+            self._session.add_recipient_count(kept, message.recipient, 1, message.size)
 
     def refs(self, mailbox: Mailbox, ids: Sequence[int], now: int) -> dict[int, MessageRef]:
         """Return references to those of these messages that exist."""
@@ -213,7 +213,7 @@ class Messages(Table):
             kept.messages -= 1
             kept.bytes -= size
             if recipient is not None:
-                self._session.hold(kept, recipient, -1, -size)
+                self._session.add_recipient_count(kept, recipient, -1, -size)
             if body_no is not None:
                 bodies.append(body_no)
         for body_no in sorted(bodies):  # in one order everywhere, so that two instances never wait for each other
@@ -258,9 +258,9 @@ class Messages(Table):
         )
         return self._within(source, (mailbox.no, recipient, after, now, *parameters), "msg_id", limit, budget)
 
-    def held_for(self, mailbox: Mailbox, recipient: str) -> Usage:
+    def recipient_usage(self, mailbox: Mailbox, recipient: str) -> Usage:
         """Return what is kept for one recipient key, without a scan (D1)."""
-        self._session.flush_held()
+        self._session.flush_recipient_counts()
         row = self._dialect.first(
             "SELECT messages, bytes FROM held WHERE mailbox_no = ? AND recipient = ?", (mailbox.no, recipient)
         )
