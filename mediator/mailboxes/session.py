@@ -265,7 +265,7 @@ class Session:
         self.copy_revision = copy_revision
         self.claims.undo.clear()
         self.full = full
-        self.touched: dict[int, KeptMailbox] = {}
+        self.changed_mailboxes: dict[int, KeptMailbox] = {}
         self.removed = False
         """Whether messages were removed."""
         self.unleased: set[int] = set() if unleased is None else unleased
@@ -304,10 +304,10 @@ class Session:
         self._counts[what].add(by)
         self.on_rollback.append(lambda: self._counts[what].add(-by))
 
-    def touch(self, mailbox: Mailbox) -> KeptMailbox:
-        """Return the mailbox as this transaction changes it."""
+    def mark_changed(self, mailbox: Mailbox) -> KeptMailbox:
+        """Have the mailbox written before the commit; return it as this transaction changes it."""
         assert isinstance(mailbox, KeptMailbox)
-        self.touched[mailbox.no] = mailbox
+        self.changed_mailboxes[mailbox.no] = mailbox
         return mailbox
 
     def write_later(self, mailbox: KeptMailbox, message: Message) -> None:
@@ -374,19 +374,19 @@ class Session:
             self.flush()
         if self._recipient_counts:
             self.flush_recipient_counts()
-        if self.touched:
-            self.dialect.save_mailboxes(list(self.touched.values()))
+        if self.changed_mailboxes:
+            self.dialect.save_mailboxes(list(self.changed_mailboxes.values()))
 
     def finish(self) -> None:
         """Write all that is still held back, right before the commit."""
-        if self.touched or self.unwritten or self._recipient_counts:
+        if self.changed_mailboxes or self.unwritten or self._recipient_counts:
             self.write_mailboxes()
         for write in self.before_commit:
             write()
 
     def roll_back(self) -> None:
         """Forget what this transaction left in the caches, since it did not happen."""
-        for mailbox in self.touched.values():
+        for mailbox in self.changed_mailboxes.values():
             self.mailboxes.forget(mailbox)
         for undo in self.on_rollback:
             undo()

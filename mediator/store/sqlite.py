@@ -256,7 +256,7 @@ class SqliteStore:
                 self._pace, self.commits_fast = Pace(), False
                 raise self._failure(error) from error
             raise
-        for mailbox in session.touched.values():
+        for mailbox in session.changed_mailboxes.values():
             mailbox.dirty = False
         self._mailboxes.trim()
         if wrote and (log_bytes := self._log_bytes()) != self._log_size:

@@ -68,7 +68,7 @@ class Mailboxes(Table):
         found: dict[int, Mailbox] = {}
         missing = []
         for no in sorted(numbers):
-            known = self._session.mailboxes.numbered(no) or self._session.touched.get(no)
+            known = self._session.mailboxes.numbered(no) or self._session.changed_mailboxes.get(no)
             if known is None:
                 missing.append(no)
             else:
@@ -82,7 +82,7 @@ class Mailboxes(Table):
         if mailbox.address:
             self._session.mailboxes.add(mailbox)
         else:
-            self._session.touched[mailbox.no] = mailbox
+            self._session.changed_mailboxes[mailbox.no] = mailbox
         return mailbox
 
     def add(self, new: NewMailbox) -> Mailbox | None:
@@ -111,12 +111,12 @@ class Mailboxes(Table):
         self._session.add_count((MAILBOXES, new.tenant), int(new.kind is Kind.STANDARD))
         mailbox = KeptMailbox.made(row[0], new)
         self._session.mailboxes.add(mailbox)
-        self._session.touch(mailbox)
+        self._session.mark_changed(mailbox)
         return mailbox
 
     def describe(self, mailbox: Mailbox, desc: str, tags: tuple[str, ...], ack_wait: int | None) -> None:
         """Change what describes a mailbox."""
-        kept = self._session.touch(mailbox)
+        kept = self._session.mark_changed(mailbox)
         kept.desc, kept.tags, kept.ack_wait = desc, tags, ack_wait
         self._execute(
             "UPDATE mailbox SET description = ?, tags = ?, ack_wait = ? WHERE no = ?",
@@ -125,7 +125,7 @@ class Mailboxes(Table):
 
     def retire(self, mailbox: Mailbox) -> None:
         """Free the address at once; what is inside is collected later (M1, M4)."""
-        kept = self._session.touch(mailbox)
+        kept = self._session.mark_changed(mailbox)
         self._session.mailboxes.forget(kept)
         kept.address = ""
         self._execute("UPDATE mailbox SET address = NULL WHERE no = ?", (mailbox.no,))
@@ -149,7 +149,7 @@ class Mailboxes(Table):
     def drop(self, mailbox: Mailbox) -> None:
         """Remove a retired mailbox, whose messages are gone already."""
         self._session.mailboxes.forget(mailbox)
-        self._session.touched.pop(mailbox.no, None)
+        self._session.changed_mailboxes.pop(mailbox.no, None)
         self._session.flush_recipient_counts()
         for table in ("held", "pushed"):
             self._execute(f"DELETE FROM {table} WHERE mailbox_no = ?", (mailbox.no,))

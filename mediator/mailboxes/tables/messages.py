@@ -19,7 +19,7 @@ class Messages(Table):
 
     def append(self, mailbox: Mailbox, message: Message) -> None:
         """Keep a message and count it; ``message.msg_id`` is ``mailbox.next_id``, which moves up by one."""
-        kept = self._session.touch(mailbox)
+        kept = self._session.mark_changed(mailbox)
         kept.next_id = message.msg_id + 1
         kept.messages += 1
         kept.bytes += message.size
@@ -204,7 +204,7 @@ class Messages(Table):
         """Remove messages and take them from the counters."""
         self._session.flush()
         self._session.removed = True
-        kept = self._session.touch(mailbox)
+        kept = self._session.mark_changed(mailbox)
         kept.dirty = True
         bodies: list[int] = []
         sql = "DELETE FROM message WHERE mailbox_no = ? AND {among} RETURNING size, recipient, body_no"

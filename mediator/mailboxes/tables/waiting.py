@@ -139,7 +139,7 @@ class DedupIds(Table):
 
     def add(self, mailbox: Mailbox, dedup_id: str, msg_id: int, expire_at: int) -> None:
         """Keep an id; beyond the bound of a mailbox the oldest are forgotten."""
-        kept = self._session.touch(mailbox)
+        kept = self._session.mark_changed(mailbox)
         kept.dirty = True
         kept.dedup_ids += 1 - self._delete("mailbox_no = ? AND dedup_id = ?", (mailbox.no, dedup_id))
         self._execute(
@@ -160,7 +160,7 @@ class DedupIds(Table):
 
     def forget(self, mailbox: Mailbox, dedup_id: str) -> None:
         """End an id with its message."""
-        kept = self._session.touch(mailbox)
+        kept = self._session.mark_changed(mailbox)
         kept.dirty = True
         kept.dedup_ids -= self._delete("mailbox_no = ? AND dedup_id = ?", (mailbox.no, dedup_id))
 
@@ -171,7 +171,7 @@ class DedupIds(Table):
         gone = self._for_each("DELETE FROM dedup WHERE {among} RETURNING mailbox_no", "seq", [row[0] for row in ended])
         for (no,) in gone:
             if no in mailboxes:
-                kept = self._session.touch(mailboxes[no])
+                kept = self._session.mark_changed(mailboxes[no])
                 kept.dirty = True
                 kept.dedup_ids -= 1
         return len(ended)
