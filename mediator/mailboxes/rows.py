@@ -222,8 +222,8 @@ def headers(extra: bytes) -> Mapping[str, str]:
     return found
 
 
-def particulars(sent: Message) -> Row:
-    """Write the columns that stand alike in every table of messages: expire_at, key, tags, recipient, extra."""
+def detail_columns(sent: Message) -> Row:
+    """Return the columns that every table of messages has: expire_at, key, tags, recipient, extra."""
     tags = join_tags(sent.tags) if sent.tags else None
     return sent.expire_at, sent.key, tags, sent.recipient, extra(sent)
 

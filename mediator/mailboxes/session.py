@@ -336,7 +336,7 @@ class Session:
                     message.lane.value,
                     message.size,
                     message.created_at,
-                    *rows.particulars(message),
+                    *rows.detail_columns(message),
                     None if id(message.payload) in bodies else message.payload,
                     bodies.get(id(message.payload)),
                     message.volatile,

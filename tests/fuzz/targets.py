@@ -94,7 +94,7 @@ def check_draft(made: Draft) -> None:
         assert span is None or 0 <= span <= MAX_NUMBER
     kept = Message(0, made.lane, made.payload, made.size, 1, 2000, made.expire_at, made.key, made.tags, made.headers)
     kept.dedup_id, kept.reply_to = made.dedup_id, made.reply_to
-    message = StoredMessage(0, kept.lane, kept.size, kept.created_at, *rows.particulars(kept), kept.payload, 0)
+    message = StoredMessage(0, kept.lane, kept.size, kept.created_at, *rows.detail_columns(kept), kept.payload, 0)
     for text in (False, True):
         shown = protocol.encode_messages([message], text=text)
         assert len(shown) <= message.max_encoded_size, (len(shown), message.max_encoded_size)

@@ -33,7 +33,7 @@ class Delays(Table):
                 message.lane.value,
                 message.size,
                 message.sent_at,
-                *rows.particulars(message),
+                *rows.detail_columns(message),
                 message.payload,
                 message.volatile,
             ),
@@ -213,7 +213,7 @@ class Outbox(Table):
                 message.lane.value,
                 message.size,
                 message.created_at,
-                *rows.particulars(message),
+                *rows.detail_columns(message),
                 message.payload,
             ),
         )
