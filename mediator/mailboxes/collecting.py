@@ -130,7 +130,7 @@ def by_group(tx: Transaction, ended: Sequence[LeaseCursor], now: int) -> Iterato
     mailboxes = tx.mailboxes.by_no({group.mailbox_no for group in groups.values()})
     for no, group in groups.items():
         mailbox = mailboxes.get(group.mailbox_no)
-        if mailbox is not None and mailbox.lives(now):
+        if mailbox is not None and mailbox.is_live(now):
             yield mailbox, group, per_group[no]
 
 

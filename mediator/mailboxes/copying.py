@@ -98,7 +98,7 @@ def store_released(tx: Transaction, mailbox: Mailbox, message: Message, names: C
 def find_target(tx: Transaction, rule: CopyRule, now: int) -> Mailbox | str:
     """Return the mailbox that gets the copies, or why there is none."""
     target = tx.mailboxes.find(rule.tenant, rule.to_address)
-    if target is None or not target.lives(now):
+    if target is None or not target.is_live(now):
         return "the mailbox for copies does not exist"
     return _check_kind(target) or target
 

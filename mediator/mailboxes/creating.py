@@ -59,7 +59,7 @@ def create(
     """
     address = new_address(random) if request.name is None else _name(request.name)
     holder = tx.mailboxes.find(request.tenant, address)
-    if holder is not None and holder.lives(now):
+    if holder is not None and holder.is_live(now):
         return _taken(tx, holder, request)
     tx.require_room()
     if quotas is not None:
@@ -169,7 +169,7 @@ def get_live_mailbox(tx: Transaction, tenant: str, address: str, now: int, no: i
     Of a living mailbox's send-only address, raise :class:`SendOnlyError` (A10).
     """
     mailbox = tx.mailboxes.find(tenant, address)
-    if mailbox is None or not mailbox.lives(now) or (no is not None and mailbox.no != no):
+    if mailbox is None or not mailbox.is_live(now) or (no is not None and mailbox.no != no):
         if is_send_only(address):
             get_sendable_mailbox(tx, tenant, address, now)
             raise SendOnlyError(address)
@@ -180,7 +180,7 @@ def get_live_mailbox(tx: Transaction, tenant: str, address: str, now: int, no: i
 def get_sendable_mailbox(tx: Transaction, tenant: str, address: str, now: int) -> Mailbox:
     """Return the mailbox of an address or of a send-only address, or raise :class:`NoSuchMailboxError` (A10)."""
     mailbox = tx.mailboxes.find_to_send(tenant, address)
-    if mailbox is None or not mailbox.lives(now):
+    if mailbox is None or not mailbox.is_live(now):
         raise NoSuchMailboxError(address)
     return mailbox
 

@@ -98,7 +98,7 @@ class Mailbox:
         """Its tenant and its address."""
         return self.tenant, self.address
 
-    def lives(self, now: int) -> bool:
+    def is_live(self, now: int) -> bool:
         """Whether it can be reached: expiry counts from its moment, not from the collection (M1)."""
         return self.address != "" and (self.expire_at is None or self.expire_at > now)
 

@@ -144,7 +144,7 @@ def release(tx: Transaction, now: int, limit: int, *, trusted: bool = True) -> R
     tx.delays.remove(due)
     for delayed in due:
         mailbox = mailboxes.get(delayed.mailbox_no)
-        if mailbox is None or not mailbox.address or (trusted and not mailbox.lives(now)):
+        if mailbox is None or not mailbox.address or (trusted and not mailbox.is_live(now)):
             continue
         message = delayed.message
         if trusted and message.expire_at is not None and message.expire_at <= now:

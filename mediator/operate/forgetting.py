@@ -125,7 +125,7 @@ class Forgetting:
         # A part may have ended the mailbox.
         if tx.mailboxes.find(tenant, address) is not None:
             assert mailbox is not None
-            creating.delete(tx, tenant, address, now) if mailbox.lives(now) else creating.expire(tx, mailbox, now)
+            creating.delete(tx, tenant, address, now) if mailbox.is_live(now) else creating.expire(tx, mailbox, now)
         public = tx.mailboxes.find(tenant, PUBLIC)
         entry = None if public is None else tx.messages.keyed(public, address)
         if public is not None and entry is not None:

@@ -266,7 +266,7 @@ async def find_address(broker: Broker, tenant: str, number: int) -> str | None:
 
     def look(tx: Transaction, now: int) -> str | None:
         mailbox = tx.mailboxes.by_no([number]).get(number)
-        known = mailbox is not None and mailbox.tenant == tenant and mailbox.lives(now)
+        known = mailbox is not None and mailbox.tenant == tenant and mailbox.is_live(now)
         return mailbox.address or None if mailbox is not None and known else None
 
     return await broker.read(look)
@@ -291,7 +291,7 @@ def _beginning_with(
     # Addresses are ordered by bytes, so those with a common prefix are adjacent.
     if prefix and not after:
         exact = tx.mailboxes.find(tenant, prefix)
-        if exact is not None and exact.lives(now):
+        if exact is not None and exact.is_live(now):
             yield exact
     for mailbox in tx.mailboxes.list(tenant, max(after, prefix), limit, now):
         if mailbox.address.startswith(prefix) and finds_address(prefix, mailbox.address, whole=whole):

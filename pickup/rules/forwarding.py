@@ -168,7 +168,7 @@ def _find(
     if route is None or route.key in rules.denied:
         return None
     mailbox = tx.mailboxes.find(tenant, route.address)
-    lives = mailbox is not None and mailbox.no == route.mailbox_no and mailbox.lives(now)
+    lives = mailbox is not None and mailbox.no == route.mailbox_no and mailbox.is_live(now)
     return (route, mailbox) if mailbox is not None and lives else None
 
 

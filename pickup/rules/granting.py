@@ -129,7 +129,7 @@ def find_mailbox(tx: MediationTransaction, connection: Connection, now: int) -> 
     if connection.address is None:
         return None
     mailbox = tx.mailboxes.find(connection.tenant, connection.address)
-    if mailbox is None or mailbox.no != connection.mailbox_no or not mailbox.lives(now):
+    if mailbox is None or mailbox.no != connection.mailbox_no or not mailbox.is_live(now):
         return None
     return mailbox
 

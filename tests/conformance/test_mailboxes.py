@@ -92,7 +92,7 @@ def test_an_expired_mailbox_keeps_its_address_until_retired(store):
     with store.transaction() as tx:
         add(tx, "a", expire_at=T0 + 10)
     with store.transaction() as tx:
-        assert not get(tx).lives(T0 + 10)
+        assert not get(tx).is_live(T0 + 10)
         assert tx.mailboxes.add(NewMailbox(TENANT, "a", T0 + 10)) is None
 
 

@@ -61,7 +61,7 @@ class Mail:
     """Replaced by key, deleted, or acknowledged in a work queue: never to be seen again."""
     deleted: bool = False
 
-    def lives(self, now: int) -> bool:
+    def is_live(self, now: int) -> bool:
         return self.id >= 0 and not self.removed and not self.over(now)
 
     def over(self, now: int) -> bool:
@@ -133,7 +133,7 @@ class Members:
             self.running(msg_id, now)
             and not given.delayed
             and not (surely and msg_id in self.perhaps)
-            and box.mail[msg_id].lives(now)
+            and box.mail[msg_id].is_live(now)
             for msg_id, given in self.given.items()
         )
 
@@ -142,7 +142,7 @@ class Members:
         done = self.settled | self.perhaps
         return sum(
             given.delayed
-            and not (surely and (msg_id in done or self.dead(msg_id, now) or not box.mail[msg_id].lives(now)))
+            and not (surely and (msg_id in done or self.dead(msg_id, now) or not box.mail[msg_id].is_live(now)))
             for msg_id, given in self.given.items()
         )
 
@@ -161,11 +161,11 @@ class Box:
     dedup: dict[str, Mail] = field(default_factory=dict)
     last_at: int = 0
 
-    def lives(self, now: int) -> bool:
+    def is_live(self, now: int) -> bool:
         return not self.deleted and (self.expire_at is None or self.expire_at > now)
 
     def live(self, now: int) -> list[Mail]:
-        return [mail for mail in self.mail.values() if mail.lives(now)]
+        return [mail for mail in self.mail.values() if mail.is_live(now)]
 
     def show(self, mail: Mail, now: int) -> None:
         for older in self.mail.values():
@@ -213,7 +213,7 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
 
         def box(self, name: str) -> Box | None:
             box = self.boxes.get(name)
-            return box if box is not None and box.lives(self.now) else None
+            return box if box is not None and box.is_live(self.now) else None
 
         def refused(self, error: type[MediatorError], verb: Callable[[], Any]) -> None:
             with pytest.raises(error):
@@ -321,7 +321,7 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
         def release(self, limit: int) -> None:
             for one in sorted((w for w in self.waiting if w.due_at <= self.now), key=lambda w: (w.due_at, w.seq)):
                 self.waiting.remove(one)
-                if one.box.lives(self.now) and not one.mail.over(self.now):
+                if one.box.is_live(self.now) and not one.mail.over(self.now):
                     one.box.show(one.mail, self.now)
             while self.broker.release(limit).count:
                 pass
@@ -462,7 +462,7 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
             assert [message.msg_id for message in fetched.messages] == ids
             for message in fetched.messages:
                 mail = box.mail[message.msg_id]
-                assert mail.lives(self.now), "expired, replaced, deleted or acknowledged for all"
+                assert mail.is_live(self.now), "expired, replaced, deleted or acknowledged for all"
                 assert (message.payload, message.lane, message.key) == (mail.payload, mail.lane, mail.key)
                 assert (message.created_at, message.sent_at) == (mail.created_at, mail.sent_at)
 
@@ -501,7 +501,9 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
             assert full or not missing or fetched.note, "kept back without a word (F6)"
             if request.budget != AMPLE and len(got) > 1:
                 assert sum(len(box.mail[msg_id].payload) for msg_id in got) <= request.budget
-            running = [g.until for i, g in members.given.items() if members.running(i, now) and box.mail[i].lives(now)]
+            running = [
+                g.until for i, g in members.given.items() if members.running(i, now) and box.mail[i].is_live(now)
+            ]
             if not got and running:
                 assert fetched.retry_at is not None
                 assert now < fetched.retry_at <= min(running)
@@ -574,7 +576,7 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
                     known = any(msg_id in reply for reply in members.holds.get(connection, ()))
                     if members.plain and known:
                         must |= covered
-                    elif box.mail[msg_id].lives(self.now):
+                    elif box.mail[msg_id].is_live(self.now):
                         must.add(msg_id)
             self.broker.ack(*ids, group=group, box=name, connection=connection)
             if members is not None and connection in members.holds:
@@ -632,7 +634,7 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
                 return
             members = box.groups.get(group)
             held = [i for i in set(which) if members is not None and members.running(i, self.now)]
-            there = [i for i in held if box.mail[i].lives(self.now)]
+            there = [i for i in held if box.mail[i].is_live(self.now)]
             if longer:
                 done = self.broker.extend(*which, group=group, box=name, ack_wait=SECOND + span)
             else:
@@ -701,7 +703,7 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
             mail = box.mail.get(msg_id) if box is not None else None
             if box is None:
                 self.refused(NoSuchMailboxError, lambda: self.broker.delete(msg_id, name))
-            elif mail is None or not mail.lives(self.now):
+            elif mail is None or not mail.is_live(self.now):
                 self.refused(NoSuchMessageError, lambda: self.broker.delete(msg_id, name))
             else:
                 self.broker.delete(msg_id, name)
@@ -757,7 +759,7 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
             self.release(1000)
             self.broker.clean_up(limit=2)
             for name, box in self.boxes.items():
-                if not box.lives(self.now):
+                if not box.is_live(self.now):
                     continue
                 assert self.broker.shown(name, limit=1000, budget=AMPLE) == [mail.id for mail in box.live(self.now)]
                 for group in box.groups:
