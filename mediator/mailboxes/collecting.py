@@ -152,8 +152,8 @@ def remove_mail_kept_until_start(tx: Transaction, instance: str, now: int, limit
 
     ``limit`` bounds each of the two kinds; nothing removed: there are no more.
     """
-    gone = tx.messages.volatile(instance, limit)
-    gone += tx.delays.drop_volatile(instance, limit)
+    gone = tx.messages.kept_until_start(instance, limit)
+    gone += tx.delays.drop_kept_until_start(instance, limit)
     per_mailbox: defaultdict[int, list[MessageRef]] = defaultdict(list)
     for item in gone:
         per_mailbox[item.mailbox_no].append(item.ref)

@@ -46,7 +46,7 @@ class Draft:
     archive: bool = False
     recipient: str | None = None
     """The key a DIDComm message was forwarded to; counted on its own."""
-    volatile: str | None = None
+    kept_until_start_of: str | None = None
     """The instance whose next start removes it; None: it lasts (E5)."""
 
     @property
@@ -103,8 +103,8 @@ class Message:
     dedup_id: str | None = None
     reply_to: str | None = None
     recipient: str | None = None
-    volatile: str | None = None
-    """As its draft has it."""
+    kept_until_start_of: str | None = None
+    """See :class:`Draft`."""
     copied_from: str = ""
     """The address of which it is a copy; no reader is shown it (C2)."""
     copy_rules: tuple[str, ...] = ()

@@ -85,7 +85,7 @@ def send(
         dedup_id=draft.dedup_id,
         reply_to=draft.reply_to,
         recipient=draft.recipient,
-        volatile=draft.volatile,
+        kept_until_start_of=draft.kept_until_start_of,
     )
     rules = tx.copy_rules.of(mailbox.tenant)
     copies = copying.plan(tx, bounds, quotas, rules, mailbox, message, request.door, now) if rules else ()

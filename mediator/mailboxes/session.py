@@ -339,7 +339,7 @@ class Session:
                     *rows.detail_columns(message),
                     None if id(message.payload) in bodies else message.payload,
                     bodies.get(id(message.payload)),
-                    message.volatile,
+                    message.kept_until_start_of,
                 )
                 for mailbox, message in waiting
             ]

@@ -201,7 +201,7 @@ class EditionVerbs:
         published = read_publish(edition, pending.tail, message.data, message.headers)
         draft = published.draft
         if not published.lasting:
-            draft.volatile = self._instance
+            draft.kept_until_start_of = self._instance
         if edition is Edition.FIRST and draft.ttl is None and draft.expire_at is None:
             draft.ttl = self._inbox_ttls.get(draft.lane)
         pending.sent_to = published.address

@@ -16,10 +16,10 @@ SECOND = 1000
 HERE = "here"
 
 
-def keep(store, payload=b"x", *, volatile=HERE, now=T0, **given):
+def keep(store, payload=b"x", *, kept_until_start_of=HERE, now=T0, **given):
     """Send to the mailbox and return the msg_id."""
     bounds = Bounds()
-    request = Send(TENANT, "a", Draft(payload, volatile=volatile, **given))
+    request = Send(TENANT, "a", Draft(payload, kept_until_start_of=kept_until_start_of, **given))
     with store.transaction() as tx:
         return send(tx, bounds, Quotas(bounds.mailbox, bounds.tenant), request, now)
 
@@ -45,8 +45,8 @@ def box(store):
 @pytest.mark.rule("E5")
 def test_a_start_removes_volatile_mailboxes_only(box):
     keep(box, b"gone", lane=Lane.LOW)
-    keep(box, b"stays", volatile=None, lane=Lane.LOW)
-    keep(box, b"another's", volatile="there")
+    keep(box, b"stays", kept_until_start_of=None, lane=Lane.LOW)
+    keep(box, b"another's", kept_until_start_of="there")
     keep(box, b"large" * 10_000, tags=("t",), key="k")
     counts, events = start(box)
     assert counts == [2, 0]
@@ -62,7 +62,7 @@ def test_a_start_removes_volatile_mailboxes_only(box):
 def test_delayed_volatile_mail_ends_with_the_start_too(box):
     for due in (1, 1000):
         keep(box, b"gone", delay=due * SECOND, archive=True)
-    keep(box, b"stays", volatile=None, delay=SECOND)
+    keep(box, b"stays", kept_until_start_of=None, delay=SECOND)
     with box.transaction() as tx:
         assert release(tx, T0 + 2 * SECOND, 10).count == 2
         assert ids(everything(tx, get(tx))) == [0, 1]
@@ -104,12 +104,12 @@ def test_what_went_before_the_start_is_not_looked_for(box):
 def test_a_mark_outlives_a_restart(opened, reopen):
     with opened.store.transaction() as tx:
         mailbox = add(tx)
-        put(tx, mailbox, volatile=HERE)
-        tx.delays.add(waiting(mailbox, T0, volatile=HERE))
-        tx.delays.add(waiting(mailbox, T0, volatile="there"))
+        put(tx, mailbox, kept_until_start_of=HERE)
+        tx.delays.add(waiting(mailbox, T0, kept_until_start_of=HERE))
+        tx.delays.add(waiting(mailbox, T0, kept_until_start_of="there"))
     again = reopen()
     with again.transaction() as tx:
-        assert [delayed.message.volatile for delayed in tx.delays.due(T0, 10, ALL)] == [HERE, "there"]
+        assert [delayed.message.kept_until_start_of for delayed in tx.delays.due(T0, 10, ALL)] == [HERE, "there"]
     assert start(again)[0] == [2, 0]
 
 
@@ -117,7 +117,14 @@ def test_a_mark_outlives_a_restart(opened, reopen):
 def test_heads_are_the_newest_messages_without_their_payloads(box):
     for number in range(4):
         tags = ("even",) if number % 2 == 0 else ()
-        keep(box, b"x" * (5000 + number), tags=tags, headers={"own": "é"}, dedup_id=f"d{number}", volatile=None)
+        keep(
+            box,
+            b"x" * (5000 + number),
+            tags=tags,
+            headers={"own": "é"},
+            dedup_id=f"d{number}",
+            kept_until_start_of=None,
+        )
     with box.reading() as tx:
         whole = everything(tx, get(tx))
         heads = tx.messages.heads(get(tx), Filter(), 10, T0)

@@ -65,7 +65,7 @@ def decoded(message: StoredMessage) -> Message:
         **{
             name: getattr(message, name)
             for name in (x.name for x in fields(Message))
-            if name not in ("volatile", "copy_rules", "copied_from")
+            if name not in ("kept_until_start_of", "copy_rules", "copied_from")
         }
     )
 

@@ -234,7 +234,7 @@ class Messages(Table):
         # At the beginning of time nothing has expired.
         return list(self.refs(mailbox, [row[0] for row in found], 0).values())
 
-    def volatile(self, instance: str, limit: int) -> list[Expired]:
+    def kept_until_start(self, instance: str, limit: int) -> list[Expired]:
         """Return messages that the next start of a service removes (E5)."""
         self._session.flush()
         sql = f"SELECT {rows.REF}, mailbox_no FROM message WHERE volatile = ? LIMIT ?"

@@ -35,7 +35,7 @@ class Delays(Table):
                 message.sent_at,
                 *rows.detail_columns(message),
                 message.payload,
-                message.volatile,
+                message.kept_until_start_of,
             ),
         )
 
@@ -81,7 +81,7 @@ class Delays(Table):
         self._count_copies(-sum(item.archive for item in delayed))
         self._for_each("DELETE FROM delayed WHERE {among}", "seq", [item.seq for item in delayed])
 
-    def drop_volatile(self, instance: str, limit: int) -> list[Expired]:
+    def drop_kept_until_start(self, instance: str, limit: int) -> list[Expired]:
         """Remove, unread, what the next start of a service removes, and return what it was (E5)."""
         return self._drop("volatile = ?", (instance,), limit)
 
