@@ -103,7 +103,7 @@ class Pool(Generic[C]):
         self._wait_seconds = wait_seconds
 
     @contextmanager
-    def take(self) -> Iterator[C]:
+    def borrow(self) -> Iterator[C]:
         """Borrow a connection; :class:`BusyError` when none becomes free in time."""
         if not self._slots.acquire(timeout=self._wait_seconds):
             raise BusyError("all readers of the database are busy")

@@ -247,7 +247,7 @@ class PostgresStore:
         server ends it. An instance that runs answers the server within milliseconds.
         """
         # The writer goes on to wait where the server answers nobody.
-        with suppress(UnavailableError, BusyError), self._readers.take() as reader, _transaction(reader):
+        with suppress(UnavailableError, BusyError), self._readers.borrow() as reader, _transaction(reader):
             reader.begin(_READING)
             found = reader.execute(_HOLDERS, (self._process,))
             now = time.monotonic()
@@ -323,7 +323,7 @@ class PostgresStore:
     @contextmanager
     def reading(self) -> Iterator[Transaction]:
         """Open a snapshot; see :class:`mediator.store.base.Store`."""
-        with self._readers.take() as dialect, _transaction(dialect):
+        with self._readers.borrow() as dialect, _transaction(dialect):
             dialect.begin(_READING)
             yield Transaction(Session(dialect, MailboxCache(0), UnflushedPositions(0), Counts(time.monotonic)))
 

@@ -90,18 +90,18 @@ WEIGHT = 1 / 8
 """What the last commit counts in the moving average: a disk that stalls is left to the thread for about 16 commits."""
 
 
-class Pace:
-    """How long commits took lately; slow until the first of them prove otherwise. Used by one thread at a time."""
+class CommitLatency:
+    """A moving average of commit times, slow until measured otherwise. Used by one thread at a time."""
 
     def __init__(self) -> None:
-        self._usual = 2 * FAST_SECONDS
+        self._average = 2 * FAST_SECONDS
         self.fast = False
         """Whether the next commit is likely to be fast."""
 
-    def note(self, seconds: float) -> None:
-        """Count in how long a commit took that wrote something."""
-        self._usual += (seconds - self._usual) * WEIGHT
-        self.fast = self._usual < FAST_SECONDS
+    def record(self, seconds: float) -> None:
+        """Add the time of a commit that wrote something."""
+        self._average += (seconds - self._average) * WEIGHT
+        self.fast = self._average < FAST_SECONDS
 
 
 class SqliteStore:
@@ -173,7 +173,7 @@ class SqliteStore:
         self._keeper: sqlite3.Connection | None = None
         self._keeping = threading.Lock()
         self._log_used = 0
-        self._pace = Pace()
+        self._commit_latency = CommitLatency()
         self.commits_fast = False
         self._adjust_reserve()
         self._sync: IntervalSync | None = None
@@ -244,8 +244,8 @@ class SqliteStore:
             if wrote:
                 if self._sync is not None:
                     self._sync.note_commit()
-                self._pace.note(time.perf_counter() - started)
-                self.commits_fast = self._pace.fast
+                self._commit_latency.record(time.perf_counter() - started)
+                self.commits_fast = self._commit_latency.fast
         except BaseException as error:
             session.roll_back()
             with suppress(sqlite3.Error):
@@ -253,7 +253,7 @@ class SqliteStore:
                     connection.execute("ROLLBACK")
             if isinstance(error, sqlite3.Error):
                 # What failed may have taken long, and may again.
-                self._pace, self.commits_fast = Pace(), False
+                self._commit_latency, self.commits_fast = CommitLatency(), False
                 raise self._failure(error) from error
             raise
         for mailbox in session.changed_mailboxes.values():
@@ -269,7 +269,7 @@ class SqliteStore:
     def reading(self) -> Iterator[Transaction]:
         """Open a snapshot; see :class:`mediator.store.base.Store`."""
         try:
-            with self._readers.take() as connection:
+            with self._readers.borrow() as connection:
                 end = time.monotonic() + READ_SECONDS
                 connection.set_progress_handler(lambda: time.monotonic() > end, 100_000)
                 try:
