@@ -30,7 +30,7 @@ QUICK = (
 """Measured through the ports of a whole service; the headlines come from these."""
 REST = (
     "postgres", "registering", "journal", "envelopes", "encoding", "keywords", "vectors", "embed", "pipeline_lake",
-    "pipeline_report", "pipeline_mail", "remembered", "copying", "mixed",
+    "pipeline_report", "pipeline_mail", "remembered", "copying", "floor", "mixed",
 )  # fmt: skip
 """One part each, or minutes for a round; not with --quick unless named."""
 NOT_OPTIMISED = (

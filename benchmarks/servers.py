@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mediator.nats.server import find_binary
+from mediator.store.opening import database_path
 from mediator.system import leash
 from mediator.system.usage import descendants, resident_mb
 from registry.embedding.models import DEFAULT_MODEL, missing_extra
@@ -130,14 +131,32 @@ class JetStreamServer(ServerProcess):
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen([str(find_binary()), "-c", str(config)], stdout=log, stderr=log)
         super().__init__(process, f"nats://127.0.0.1:{port}")
-        end = time.monotonic() + READY_SECONDS
-        while True:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    return
-            if process.poll() is not None or time.monotonic() > end:
-                raise RuntimeError(f"nats-server did not start, see {folder / 'log'}")
-            time.sleep(0.01)
+        _wait_for_port(process, port, folder / "log")
+
+
+class BareServer(ServerProcess):
+    """What stores and answers a SEND and does nothing else; see :mod:`benchmarks.bare_send`."""
+
+    def __init__(self, data_dir: Path) -> None:
+        """Serve the mailboxes of a data directory."""
+        port = free_port()
+        command = [sys.executable, "-m", "benchmarks.bare_send", str(database_path(data_dir)), str(port)]
+        path = data_dir.with_name(data_dir.name + ".log")
+        with path.open("wb") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log)
+        super().__init__(process, f"nats://127.0.0.1:{port}")
+        _wait_for_port(process, port, path)
+
+
+def _wait_for_port(process: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
+    end = time.monotonic() + READY_SECONDS
+    while True:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        if process.poll() is not None or time.monotonic() > end:
+            raise RuntimeError(f"the server did not start, see {log}")
+        time.sleep(0.01)
 
 
 @contextmanager
