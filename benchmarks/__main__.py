@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from benchmarks import pages
-from benchmarks.bench import Bench, ResultRow, headline
+from benchmarks.bench import KILLS, Bench, ResultRow, headline
 from benchmarks.disk import fsync_ms
 from mediator.nats.server import find_binary
 
@@ -48,6 +48,7 @@ def main() -> int:
     parser.add_argument("claims", nargs="*", metavar="CLAIM", help=f"any of {', '.join(known)}; all without")
     parser.add_argument("--quick", action="store_true", help="short rounds on less data; without the single parts")
     parser.add_argument("--minutes", type=float, help="how long mixed takes; 15 without, 5 with --quick")
+    parser.add_argument("--kills", type=int, default=KILLS, help=f"how often kill kills the service; {KILLS} without")
     parser.add_argument("--write", action="store_true", help="write the tables into README.md and docs/")
     options = parser.parse_args()
     if unknown := set(options.claims) - set(known):
@@ -59,7 +60,7 @@ def main() -> int:
     # Log lines of the registry's code, when it runs in this process, would break the progress bar.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     chosen = [claim for claim in known if claim in options.claims] or list(QUICK if options.quick else known)
-    rows, fsync = _run(chosen, options.quick, options.minutes)
+    rows, fsync = _run(chosen, options)
     shown = [row for found in rows.values() for row in found if options.claims or row.headline]
     origin = _origin(options, fsync)
     print(pages.table(shown), origin, sep="\n\n", flush=True)
@@ -72,7 +73,7 @@ def main() -> int:
     return 1 if any(row.met is False for found in rows.values() for row in found) else 0
 
 
-def _run(claims: list[str], quick: bool, minutes: float | None) -> tuple[dict[str, list[ResultRow]], list[float]]:
+def _run(claims: list[str], options: argparse.Namespace) -> tuple[dict[str, list[ResultRow]], list[float]]:
     """Return the rows of each claim, and how long an fsync took before and after, in ms."""
     progress = Progress(
         TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"), TimeElapsedColumn(),
@@ -88,11 +89,12 @@ def _run(claims: list[str], quick: bool, minutes: float | None) -> tuple[dict[st
             rows[claim] = []
             with tempfile.TemporaryDirectory(dir=folder) as own:
                 bench = Bench(
-                    quick,
+                    options.quick,
                     Path(own),
                     lambda text: progress.update(task, description=text),
                     lambda text: progress.console.print(text, highlight=False, markup=False, soft_wrap=True),
-                    minutes,
+                    options.minutes,
+                    options.kills,
                 )
                 try:
                     for row in importlib.import_module(f"benchmarks.{claim}").run(bench):
@@ -122,6 +124,7 @@ def _origin(options: argparse.Namespace, fsync: list[float]) -> str:
     """Return where and when the figures were taken."""
     chosen = ["--quick"] if options.quick else []
     chosen += [f"--minutes {options.minutes:g}"] if options.minutes else []
+    chosen += [f"--kills {options.kills}"] if options.kills != KILLS else []
     arguments = " ".join([*chosen, *options.claims])
     command = f'`make bench ARGS="{arguments}"`' if arguments else "`make bench`"
     server = subprocess.run([str(find_binary()), "--version"], capture_output=True, text=True, check=True)

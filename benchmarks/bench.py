@@ -10,6 +10,7 @@ T = TypeVar("T")
 
 UNSTEADY = 0.30
 """A row whose rounds differ by more says so."""
+KILLS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,8 @@ class Bench:
     """Shows a line that stays."""
     minutes: float | None = None
     """How long `mixed` takes, where that was asked for."""
+    kills: int = KILLS
+    """How often `kill` kills the service."""
 
     @property
     def rounds(self) -> int:

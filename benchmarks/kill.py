@@ -9,7 +9,6 @@ from benchmarks import nats_clients
 from benchmarks.bench import Bench, ResultRow, headline
 from benchmarks.servers import ServiceProcess, running
 
-KILLS = 3
 PATIENCE = 60.0
 """Seconds that the senders may take to start."""
 
@@ -27,8 +26,8 @@ def run(bench: Bench) -> Iterator[ResultRow]:
     data_dir = bench.folder / "ours"
     answered: dict[int, int] = {}
     first = 0
-    for turn in range(KILLS):
-        bench.status(f"kill -9, {turn + 1} of {KILLS}")
+    for turn in range(bench.kills):
+        bench.status(f"kill -9, {turn + 1} of {bench.kills}")
         service = ServiceProcess(data_dir)
         if not turn:
             nats_clients.run("make", service, addresses=["kill"])
@@ -49,4 +48,4 @@ def run(bench: Bench) -> Iterator[ResultRow]:
     twice += len(answered) - len(set(answered.values()))
     for name, found_ones in ((f"missing of {len(answered)} answered", missing), ("msg_ids given twice", twice)):
         met = bool(answered) and not found_ones
-        yield headline(ResultRow(f"{KILLS} × kill -9: {name}", str(found_ones), limit="0", met=met))
+        yield headline(ResultRow(f"{bench.kills} × kill -9: {name}", str(found_ones), limit="0", met=met))
