@@ -1,6 +1,9 @@
 """Base64url without padding, as DIDComm writes it; peers also write the standard alphabet and padding."""
 
 import base64
+import binascii
+
+_STANDARD = bytes.maketrans(b"-_", b"+/")
 
 
 def encode(raw: bytes) -> str:
@@ -10,5 +13,5 @@ def encode(raw: bytes) -> str:
 
 def decode(text: str) -> bytes:
     """Read either alphabet, padded or not; :class:`ValueError` for anything else."""
-    bare = text.rstrip("=")
-    return base64.b64decode(bare + "=" * (-len(bare) % 4), altchars=b"-_", validate=True)
+    bare = text.rstrip("=").encode("ascii")
+    return binascii.a2b_base64(bare.translate(_STANDARD) + b"=" * (-len(bare) % 4), strict_mode=True)

@@ -16,6 +16,7 @@ import orjson
 from didcomm_messaging.legacy import crypto
 
 from mediator.errors import EnvelopeError
+from pickup import base64url
 from pickup.dids.document import Secrets
 from pickup.envelope import OpenedEnvelope
 from pickup.envelope.reading import V1Envelope, mark_of, read_object
@@ -27,6 +28,8 @@ MAX_KEYS = 16_384
 """Public keys whose forms are remembered."""
 MAX_PEERS = 4096
 """Pairs of a public key and one of ours whose secret is remembered; our own keys are in memory too."""
+MAX_PAIRS = 1024
+"""Keys of ours that are remembered in both forms."""
 
 _agree = lru_cache(MAX_PEERS)(nacl.bindings.crypto_box_beforenm)
 
@@ -41,6 +44,7 @@ def _box_open(sealed: bytes, nonce: bytes, public: bytes, secret: bytes) -> byte
 
 _cached = {
     "crypto_sign_ed25519_pk_to_curve25519": lru_cache(MAX_KEYS)(nacl.bindings.crypto_sign_ed25519_pk_to_curve25519),
+    "crypto_sign_ed25519_sk_to_curve25519": lru_cache(MAX_PAIRS)(nacl.bindings.crypto_sign_ed25519_sk_to_curve25519),
     "crypto_box": _box,
     "crypto_box_open": _box_open,
 }
@@ -49,9 +53,8 @@ crypto.nacl = SimpleNamespace(
 )
 crypto.bytes_to_b58 = lru_cache(MAX_KEYS)(crypto.bytes_to_b58)
 crypto.b58_to_bytes = lru_cache(MAX_KEYS)(crypto.b58_to_bytes)
+crypto.b64_to_bytes = base64url.decode
 
-
-MAX_PAIRS = 1024
 NOT_FOR_US = "cannot be opened with a key of ours"
 """The same text for an unknown key and a broken envelope, so that it does not reveal our keys (D12)."""
 
@@ -116,8 +119,6 @@ class V1Library:
 
 def _unpack(envelope: V1Envelope, public: bytes, secret: bytes) -> tuple[str, str | None]:
     """Do as the library's ``unpack_message``, which parses again what was read already."""
-    fields = envelope.fields
     key, sender, _ = crypto.locate_pack_recipient_key(envelope.recipients, public, secret)
-    sealed = crypto.b64_to_bytes(fields["ciphertext"]) + crypto.b64_to_bytes(fields["tag"])
-    iv = crypto.b64_to_bytes(fields["iv"])
-    return crypto.decrypt_plaintext(sealed, fields["protected"].encode(), iv, key), sender
+    sealed, authenticated = envelope.ciphertext + envelope.tag, envelope.fields["protected"].encode()
+    return crypto.decrypt_plaintext(sealed, authenticated, envelope.iv, key), sender

@@ -126,7 +126,7 @@ def protected_header(to: Sequence[PublicKey], sender: Secret | None) -> dict[str
         "typ": V2_MEDIA_TYPE,
         "alg": ANONCRYPT if sender is None else AUTHCRYPT,
         "enc": "A256CBC-HS512",
-        "apv": apv_of(tuple(sorted(key.kid for key in to))),
+        "apv": base64url.encode(apv_of(tuple(sorted(key.kid for key in to)))),
     }
     if sender is not None:
         header |= {"apu": base64url.encode(sender.kid.encode()), "skid": sender.kid}

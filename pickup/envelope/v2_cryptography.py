@@ -31,7 +31,7 @@ from mediator.errors import EnvelopeError
 from pickup import base64url
 from pickup.dids.document import PublicKey, Secret
 from pickup.dids.material import P256, X25519
-from pickup.envelope.reading import Jwe, decode
+from pickup.envelope.reading import Jwe
 from pickup.envelope.v2 import JoseLibrary, protected_header
 from pickup.message import encode
 
@@ -54,61 +54,52 @@ class CryptographyLibrary(JoseLibrary):
         if jwe.curve not in (X25519, P256) or jwe.epks:
             return await super().decrypt(jwe, recipient, sender)
         try:
-            return _decrypt(jwe, recipient, sender)
+            enc = jwe.header["enc"]
+            key_size, iv_size, tag_size = SIZES[enc]
+            if len(jwe.iv) != iv_size or len(jwe.tag) != tag_size:
+                raise ValueError(f"expected {iv_size} bytes in iv and {tag_size} in tag")
+            private = _private(recipient.curve, recipient.jwk["d"])
+            epk = jwe.header["epk"]
+            secret = _agree(jwe.curve, private, _read_public(jwe.curve, epk["x"], epk.get("y")))
+            if sender is not None:
+                secret += _agree_for_long(jwe.curve, recipient.jwk["d"], sender.jwk["x"], sender.jwk.get("y"))
+            wrapping = _wrapping_key(jwe.header["alg"], jwe.apu, jwe.apv, secret, b"" if sender is None else jwe.tag)
+            content_key = aes_key_unwrap(wrapping, jwe.recipients[recipient.kid])
+            if len(content_key) != key_size:
+                raise ValueError(f"expected a content key of {key_size} bytes")
+            aad = jwe.fields["protected"]
+            if "aad" in jwe.fields:
+                aad = f"{aad}.{jwe.fields['aad']}"
+            return _open(enc, content_key, jwe, aad.encode())
         except (ValueError, InvalidTag, InvalidUnwrap, nacl.exceptions.CryptoError) as error:
             raise EnvelopeError("damaged, or sealed for another key") from error
 
     async def encrypt(self, message: Mapping[str, Any], to: Sequence[PublicKey], sender: Secret | None) -> bytes:
-        """Seal; :class:`EnvelopeError` when a key is not on its curve."""
-        if to[0].curve not in (X25519, P256):
+        """Seal for keys of one curve."""
+        curve = to[0].curve
+        if curve not in (X25519, P256):
             return await super().encrypt(message, to, sender)
-        try:
-            return _encrypt(encode(message), to, sender)
-        except ValueError as error:
-            raise EnvelopeError("expected keys on their curve") from error
-
-
-def _decrypt(jwe: Jwe, recipient: Secret, sender: PublicKey | None) -> bytes:
-    enc = jwe.header["enc"]
-    key_size, iv_size, tag_size = SIZES[enc]
-    if len(jwe.iv) != iv_size or len(jwe.tag) != tag_size:
-        raise ValueError(f"expected {iv_size} bytes in iv and {tag_size} in tag")
-    private = _private(recipient.curve, recipient.jwk["d"])
-    epk = jwe.header["epk"]
-    secret = _agree(jwe.curve, private, _read_public(jwe.curve, epk["x"], epk.get("y")))
-    if sender is not None:
-        secret += _agree_for_long(jwe.curve, recipient.jwk["d"], sender.jwk["x"], sender.jwk.get("y"))
-    wrapping = _wrapping_key(jwe.header, secret, b"" if sender is None else jwe.tag)
-    content_key = aes_key_unwrap(wrapping, base64url.decode(jwe.recipients[recipient.kid]))
-    if len(content_key) != key_size:
-        raise ValueError(f"expected a content key of {key_size} bytes")
-    aad = jwe.fields["protected"]
-    if "aad" in jwe.fields:
-        aad = f"{aad}.{jwe.fields['aad']}"
-    return _open(enc, content_key, jwe, aad.encode())
-
-
-def _encrypt(plaintext: bytes, to: Sequence[PublicKey], sender: Secret | None) -> bytes:
-    curve = to[0].curve
-    ephemeral: Any = X25519PrivateKey.generate() if curve == X25519 else ec.generate_private_key(_P256)
-    header = {**protected_header(to, sender), "epk": _jwk_of(curve, ephemeral.public_key())}
-    protected = base64url.encode(orjson.dumps(header))
-    content_key, iv = os.urandom(64), os.urandom(16)
-    padder = PKCS7(128).padder()
-    encryptor = Cipher(AES(content_key[32:]), CBC(iv)).encryptor()
-    ciphertext = encryptor.update(padder.update(plaintext) + padder.finalize()) + encryptor.finalize()
-    tag = _mac(content_key, protected.encode(), iv, ciphertext)
-    recipients = []
-    for key in to:
-        theirs = key.jwk["x"], key.jwk.get("y")
-        secret = _agree(curve, ephemeral, _public(curve, *theirs))
-        if sender is not None:
-            secret += _agree_for_long(curve, sender.jwk["d"], *theirs)
-        wrapped = aes_key_wrap(_wrapping_key(header, secret, b"" if sender is None else tag), content_key)
-        recipients.append({"header": {"kid": key.kid}, "encrypted_key": base64url.encode(wrapped)})
-    sealed = {"iv": iv, "ciphertext": ciphertext, "tag": tag}
-    fields = {name: base64url.encode(value) for name, value in sealed.items()}
-    return orjson.dumps({"protected": protected, "recipients": recipients, **fields})
+        ephemeral: Any = X25519PrivateKey.generate() if curve == X25519 else ec.generate_private_key(_P256)
+        header = {**protected_header(to, sender), "epk": _jwk_of(curve, ephemeral.public_key())}
+        protected = base64url.encode(orjson.dumps(header))
+        content_key, iv = os.urandom(64), os.urandom(16)
+        padder = PKCS7(128).padder()
+        encryptor = Cipher(AES(content_key[32:]), CBC(iv)).encryptor()
+        ciphertext = encryptor.update(padder.update(encode(message)) + padder.finalize()) + encryptor.finalize()
+        tag = _mac(content_key, protected.encode(), iv, ciphertext)
+        apu, apv = b"" if sender is None else sender.kid.encode(), base64url.decode(header["apv"])
+        recipients = []
+        for key in to:
+            theirs = key.jwk["x"], key.jwk.get("y")
+            secret = _agree(curve, ephemeral, _public(curve, *theirs))
+            if sender is not None:
+                secret += _agree_for_long(curve, sender.jwk["d"], *theirs)
+            wrapping = _wrapping_key(header["alg"], apu, apv, secret, b"" if sender is None else tag)
+            wrapped = base64url.encode(aes_key_wrap(wrapping, content_key))
+            recipients.append({"header": {"kid": key.kid}, "encrypted_key": wrapped})
+        sealed = {"iv": iv, "ciphertext": ciphertext, "tag": tag}
+        fields = {name: base64url.encode(value) for name, value in sealed.items()}
+        return orjson.dumps({"protected": protected, "recipients": recipients, **fields})
 
 
 def _open(enc: str, key: bytes, jwe: Jwe, aad: bytes) -> bytes:
@@ -128,11 +119,9 @@ def _mac(key: bytes, aad: bytes, iv: bytes, ciphertext: bytes) -> bytes:
     return hmac.digest(key[:32], aad + iv + ciphertext + (len(aad) * 8).to_bytes(8), "sha512")[:32]
 
 
-def _wrapping_key(header: Mapping[str, Any], secret: bytes, tag: bytes) -> bytes:
+def _wrapping_key(alg: str, apu: bytes, apv: bytes, secret: bytes, tag: bytes) -> bytes:
     """Derive the key that wraps the content key (RFC 7518 §4.6.2); ``tag`` is that of authcrypt (draft §2.3)."""
-    alg = header["alg"].encode()
-    apu, apv = decode(header, "apu") if header.get("apu") else b"", decode(header, "apv")
-    parts = b"".join(len(part).to_bytes(4) + part for part in (alg, apu, apv))
+    parts = b"".join(len(part).to_bytes(4) + part for part in (alg.encode(), apu, apv))
     tagged = len(tag).to_bytes(4) + tag if tag else b""
     return ConcatKDFHash(hashes.SHA256(), 32, parts + _KEY_BITS + tagged).derive(secret)
 

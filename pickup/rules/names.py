@@ -24,8 +24,8 @@ _BASE58_KEY = range(32, 45)
 """Lengths that 32 bytes may have in base58."""
 _CODED_LENGTH = 47
 """Characters of base58 for the code and 32 bytes."""
-_MAX_CACHED = 256
-"""Longer names are not cached: they are rare, and many would fill the memory."""
+_MAX_CACHED = 512
+"""Longer names are not cached: they are rare, and many would fill the memory. A did:peer:2 has some 300 characters."""
 
 
 def canonical(text: str) -> str | None:
@@ -39,7 +39,7 @@ def canonical(text: str) -> str | None:
     return _canonical(text) if len(text) <= MAX_NAME else None
 
 
-@lru_cache(maxsize=16_384)
+@lru_cache(maxsize=8192)
 def _cached(text: str) -> str | None:
     return _canonical(text)
 
