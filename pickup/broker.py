@@ -246,7 +246,7 @@ class MediationBroker:
     def _with_latest(self, view: ConnectionView) -> ConnectionView:
         """Add what this instance has counted and not written yet."""
         connection = view.connection
-        return view._replace(use=view.use.plus(self.uses.unwritten(connection.no, connection.mailbox_no)))
+        return view._replace(use=view.use.plus(self.uses.unwritten(connection.no, connection.mailbox_id)))
 
     async def list_invitations(self, tenant: str, limit: int) -> list[Invitation]:
         """Return invitations of a tenant, the newest first."""

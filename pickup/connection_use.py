@@ -54,9 +54,9 @@ class ConnectionUses:
     def count(self, events: Iterable[Event]) -> None:
         """Count what happened to messages of holders."""
         for event in events:
-            if event.mailbox_no not in self._traffic and self._is_full(self._traffic):
+            if event.mailbox_id not in self._traffic and self._is_full(self._traffic):
                 continue
-            for traffic in (self._traffic[event.mailbox_no], self._hours[event.at - event.at % HOUR]):
+            for traffic in (self._traffic[event.mailbox_id], self._hours[event.at - event.at % HOUR]):
                 if event.type in _QUEUED:
                     traffic.queued += 1
                     traffic.queued_bytes += event.size
@@ -82,10 +82,10 @@ class ConnectionUses:
         self._full.set()
         return True
 
-    def unwritten(self, no: int, mailbox_no: int | None) -> ConnectionUse:
+    def unwritten(self, no: int, mailbox_id: int | None) -> ConnectionUse:
         """Return what is not in the database yet of a connection."""
         use = self._seen.get(no) or ConnectionUse(no)
-        return use.plus(ConnectionUse(no, traffic=self._traffic.get(mailbox_no or 0) or Traffic()))
+        return use.plus(ConnectionUse(no, traffic=self._traffic.get(mailbox_id or 0) or Traffic()))
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[None]:
@@ -129,8 +129,8 @@ class ConnectionUses:
         numbers = sorted(traffic)
         holders = await self._broker.read(lambda tx, _now: tx.table(MediationTransaction).uses.holders(numbers))
         uses = dict(seen)
-        for mailbox_no, no in holders.items():
-            uses[no] = (uses.get(no) or ConnectionUse(no)).plus(ConnectionUse(no, traffic=traffic[mailbox_no]))
+        for mailbox_id, no in holders.items():
+            uses[no] = (uses.get(no) or ConnectionUse(no)).plus(ConnectionUse(no, traffic=traffic[mailbox_id]))
         return [uses[no] for no in sorted(uses)]
 
     async def _write(self, uses: Sequence[ConnectionUse], hours: Mapping[int, Traffic]) -> None:

@@ -134,7 +134,7 @@ class InboundRequest:
 
     def enrolled(self) -> Connection:
         """Return the caller's connection; :class:`NotEnrolledError` when it has no mediation (D8)."""
-        if self.connection is None or self.connection.mailbox_no is None:
+        if self.connection is None or self.connection.mailbox_id is None:
             raise NotEnrolledError
         return self.connection
 

@@ -82,8 +82,8 @@ async def didcomm_door(
         )
         metrics = DidcommMetrics(registry)
 
-        def live(connection_no: int) -> bool:
-            return sessions.has(connection_no)
+        def live(connection_id: int) -> bool:
+            return sessions.has(connection_id)
 
         client = OutboundClient(envelopes, guard)
         relay = EndpointRelay(mediation, client, metrics, tenants=tenants.names, live=live)

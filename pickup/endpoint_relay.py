@@ -212,7 +212,7 @@ class EndpointRelay:
             connection = await self._mediation.get_connection(no)
             if connection is None or not _has_endpoint(connection) or is_denied(self._mediation.rules, connection):
                 return 0, None
-            cursor = self._passed.get(connection.mailbox_no or 0, 0)
+            cursor = self._passed.get(connection.mailbox_id or 0, 0)
             arrived = await self._mediation.next_arrived(connection, cursor, BATCH, BATCH_BYTES)
             for message in arrived.messages:
                 if self._live(no):
@@ -235,9 +235,9 @@ class EndpointRelay:
 
     def _move_on(self, connection: Connection, message: StoredMessage) -> None:
         """Continue after a message; a refused one stays in the queue and blocks nothing."""
-        assert connection.mailbox_no is not None
-        self._passed[connection.mailbox_no] = message.msg_id + 1
-        self._passed.move_to_end(connection.mailbox_no)
+        assert connection.mailbox_id is not None
+        self._passed[connection.mailbox_id] = message.msg_id + 1
+        self._passed.move_to_end(connection.mailbox_id)
         if len(self._passed) > MAX_REMEMBERED:
             self._passed.popitem(last=False)
 

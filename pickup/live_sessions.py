@@ -87,14 +87,14 @@ log = structlog.get_logger("didcomm.sessions")
 
 def delivery(
     type: MessageType,
-    mailbox_no: int,
+    mailbox_id: int,
     messages: Sequence[StoredMessage],
     *,
     thid: str | None = None,
     body: Json | None = None,
 ) -> ReplyMessage:
     """Write a ``delivery`` in the version and prefix of ``type``; one that is pushed has no thread (D3, D6)."""
-    attached = [Attachment(attachment_id(mailbox_no, message.msg_id), message.payload) for message in messages]
+    attached = [Attachment(attachment_id(mailbox_id, message.msg_id), message.payload) for message in messages]
     return ReplyMessage(type.named("delivery"), body or {}, attached, thid=thid, decorators=RETURN_ROUTE)
 
 
@@ -239,9 +239,9 @@ class LiveSessions:
         """How many holders have a session on this instance."""
         return len(self._of)
 
-    def has(self, connection_no: int) -> bool:
+    def has(self, connection_id: int) -> bool:
         """Whether the holder has a session on this instance."""
-        return connection_no in self._of
+        return connection_id in self._of
 
     def list(self, tenant: str, skip: int, limit: int) -> tuple[list[SessionView], int]:
         """Return sessions of a tenant on this instance, the newest first, and how many it has; "" is all tenants."""
@@ -382,14 +382,14 @@ class LiveSessions:
             session.cursor = behind
             return False
         assert session.type is not None
-        mailbox_no = connection.mailbox_no
-        assert mailbox_no is not None
+        mailbox_id = connection.mailbox_id
+        assert mailbox_id is not None
         try:
             if self._announcer is not None and connection.generation is Generation.V2:
                 # At another instance the peer may have rotated its DID.
                 connection = await self._mediation.get_connection(connection.no) or connection
                 session.connection = connection
-            sealed = await self._sealer.seal(connection, delivery(session.type, mailbox_no, messages))
+            sealed = await self._sealer.seal(connection, delivery(session.type, mailbox_id, messages))
             if not await session.channel.send(sealed, connection.generation):
                 raise _GoneError
         except BaseException:

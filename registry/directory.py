@@ -195,7 +195,7 @@ class Directory:
         found = await self._broker.read(find)
         if found is None:
             raise NoSuchAgentError(named if isinstance(named, str) else f"{NUMBERED}{named}")
-        agent, send_address, mailbox_no, vectors = found
+        agent, send_address, mailbox_id, vectors = found
         embedding = EmbeddingState.WAITING
         if self._models is None:
             embedding = EmbeddingState.OFF
@@ -203,7 +203,7 @@ class Directory:
             embedding = EmbeddingState.EMBEDDED
         state = self._liveness.state(agent.ttl, agent.seen_at, self._broker.clock())
         rows = 0 if vectors is None else len(unpack_rows(vectors.vectors))
-        return AgentRecord(agent, state, send_address, mailbox_no, embedding, rows)
+        return AgentRecord(agent, state, send_address, mailbox_id, embedding, rows)
 
     async def feedback(self, tenant: str, request: FeedbackRequest, credential: str) -> bool:
         """Remember whether an agent served a search (G5); return whether the caller's word counts (G6).

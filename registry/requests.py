@@ -40,7 +40,7 @@ class AgentRecord:
     state: State
     send_address: str | None
     """The send-only address of its mailbox; None if no such mailbox lives here."""
-    mailbox_no: int | None
+    mailbox_id: int | None
     """The number of its mailbox; None likewise."""
     embedding: EmbeddingState
     vectors: int

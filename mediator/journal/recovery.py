@@ -157,7 +157,7 @@ class Recovery:
         if not tail.ordered:
             return False, None, self.last_seq
         behind = [] if mark is None else tail.behind(mark, BATCH)
-        lost = [event for _, event in behind if (event.mailbox_no, event.msg_id) not in self._former.stored]
+        lost = [event for _, event in behind if (event.mailbox_id, event.msg_id) not in self._former.stored]
         new_mark = behind[-1][0] if behind else tail.mark()
         lines, last_seq = encode(lost, instance=self._instance, seqs=self.seqs, after=self.last_seq, mark=new_mark)
         tail.add(self._instance, lines, now)

@@ -130,25 +130,25 @@ class Claims:
 
     def roll_back(self) -> None:
         """Undo what the transaction handed out and acknowledged; what it forgot stays forgotten."""
-        for group_no, connection, before in reversed(self.undo):
-            group = self._groups.get(group_no)
+        for group_id, connection, before in reversed(self.undo):
+            group = self._groups.get(group_id)
             if group is not None and connection in group.consumers:
-                self._put(group_no, group, connection, before)
+                self._put(group_id, group, connection, before)
         self.undo.clear()
 
-    def consumer(self, group_no: int, connection: str) -> Consumer:
+    def consumer(self, group_id: int, connection: str) -> Consumer:
         """Return what is known of a connection in a group."""
-        group = self._groups.get(group_no)
+        group = self._groups.get(group_id)
         return _NOBODY if group is None else group.consumers.get(connection, _NOBODY)
 
-    def have_several(self, group_no: int, connection: str) -> bool:
+    def have_several(self, group_id: int, connection: str) -> bool:
         """Whether another connection than this one was handed something of the group."""
-        group = self._groups.get(group_no)
+        group = self._groups.get(group_id)
         return group is not None and (group.several or connection not in group.consumers)
 
-    def of_others(self, group_no: int, connection: str, now: int) -> list[set[int]] | None:
+    def of_others(self, group_id: int, connection: str, now: int) -> list[set[int]] | None:
         """Return by lane what other connections claim in a group; None: nothing."""
-        group = self._groups.get(group_no)
+        group = self._groups.get(group_id)
         if group is None or not (group.several or connection not in group.consumers):
             return None
         claimed: list[set[int]] | None = None
@@ -158,27 +158,27 @@ class Claims:
                 claimed[lane].update(reply.of_lane(lane))
         return claimed
 
-    def next_end(self, group_no: int, connection: str, now: int) -> int | None:
+    def next_end(self, group_id: int, connection: str, now: int) -> int | None:
         """Return when the next claim of another connection ends."""
-        group = self._groups.get(group_no)
+        group = self._groups.get(group_id)
         return None if group is None else min((reply.until for reply in group.live(connection, now)), default=None)
 
-    def count_repeats(self, group_no: int, connection: str, ids: tuple[int, ...]) -> int:
+    def count_repeats(self, group_id: int, connection: str, ids: tuple[int, ...]) -> int:
         """Return how often in a row the connection was handed just these, with no ACK of the group since (F10)."""
-        group = self._groups.get(group_no)
+        group = self._groups.get(group_id)
         consumer = None if group is None else group.consumers.get(connection)
         if group is None or consumer is None or consumer.last != ids or consumer.acks != group.acks:
             return 0
         return consumer.repeats + 1
 
     def hand_out(
-        self, group_no: int, mailbox_key: MailboxKey, connection: str, items: Sequence[tuple[Lane, int]], until: int
+        self, group_id: int, mailbox_key: MailboxKey, connection: str, items: Sequence[tuple[Lane, int]], until: int
     ) -> None:
         """Note a reply, in its order, which the connection claims until a time."""
-        group = self._groups.get(group_no)
+        group = self._groups.get(group_id)
         if group is None:
-            group = self._groups[group_no] = GroupClaims(mailbox_key)
-        self._groups.move_to_end(group_no)
+            group = self._groups[group_id] = GroupClaims(mailbox_key)
+        self._groups.move_to_end(group_id)
         ids = tuple([msg_id for _, msg_id in items])
         lanes = [lane for lane, _ in items]
         reply = HandedReply(ids, tuple(bisect_right(lanes, lane) for lane in LANES), until)
@@ -186,28 +186,28 @@ class Claims:
         again = bool(before.replies) and before.replies[-1].ids == ids
         replies = (*(before.replies[:-1] if again else before.replies), reply)[-REMEMBERED_REPLIES:]
         repeats = before.repeats + 1 if before.last == ids and before.acks == group.acks else 0
-        self._change(group_no, group, connection, Consumer(replies, ids, repeats, group.acks))
+        self._change(group_id, group, connection, Consumer(replies, ids, repeats, group.acks))
         group.several = group.several or len(group.consumers) > 1
         if group.size > MAX_CLAIMED or self.size > MAX_ALL_CLAIMED:
-            self._keep_bounds(group_no, group)
+            self._keep_bounds(group_id, group)
 
-    def acknowledge(self, group_no: int, connection: str, covers: Callable[[Lane, int], bool]) -> None:
+    def acknowledge(self, group_id: int, connection: str, covers: Callable[[Lane, int], bool]) -> None:
         """Note an ACK of a connection, and what it covers."""
-        group = self._groups.get(group_no)
+        group = self._groups.get(group_id)
         if group is None:
             return
         group.acks += 1
         before = group.consumers.get(connection)
         if before is not None and before.replies:
             left = (reply.without(covers) for reply in before.replies)
-            self._keep(group_no, group, connection, before, [reply for reply in left if reply is not None])
+            self._keep(group_id, group, connection, before, [reply for reply in left if reply is not None])
 
-    def acknowledge_up_to(self, group_no: int, connection: str, marks: Sequence[int]) -> None:
+    def acknowledge_up_to(self, group_id: int, connection: str, marks: Sequence[int]) -> None:
         """Note an ACK of the only connection of a group, which settles each lane up to a mark.
 
         A reply is kept whole until all of it is settled: nobody is handed what is settled, so it hides nothing.
         """
-        group = self._groups.get(group_no)
+        group = self._groups.get(group_id)
         if group is None:
             return
         group.acks += 1
@@ -215,19 +215,19 @@ class Claims:
         if before is not None:
             left = [reply for reply in before.replies if not reply.is_within(marks)]
             if len(left) < len(before.replies):
-                self._keep(group_no, group, connection, before, left)
+                self._keep(group_id, group, connection, before, left)
 
     def _keep(
-        self, group_no: int, group: GroupClaims, connection: str, before: Consumer, replies: Sequence[HandedReply]
+        self, group_id: int, group: GroupClaims, connection: str, before: Consumer, replies: Sequence[HandedReply]
     ) -> None:
         if replies:
-            self._change(group_no, group, connection, replace(before, replies=tuple(replies)))
+            self._change(group_id, group, connection, replace(before, replies=tuple(replies)))
         else:
-            self.forget(group_no, connection)
+            self.forget(group_id, connection)
 
-    def forget(self, group_no: int, connection: str | None = None) -> None:
+    def forget(self, group_id: int, connection: str | None = None) -> None:
         """Forget a connection in a group, None: all of them."""
-        group = self._groups.get(group_no)
+        group = self._groups.get(group_id)
         if group is None:
             return
         for name in list(group.consumers) if connection is None else [connection]:
@@ -236,11 +236,11 @@ class Claims:
                 group.size -= size
                 self.size -= size
                 numbers = self._of_connection[name]
-                numbers.discard(group_no)
+                numbers.discard(group_id)
                 if not numbers:
                     del self._of_connection[name]
         if not group.consumers:
-            del self._groups[group_no]
+            del self._groups[group_id]
 
     def end(self, connection: str) -> list[MailboxKey]:
         """End all claims of a connection that is over; return where its messages are free now."""
@@ -250,20 +250,20 @@ class Claims:
             self.forget(no, connection)
         return keys
 
-    def _change(self, group_no: int, group: GroupClaims, connection: str, consumer: Consumer) -> None:
-        self.undo.append((group_no, connection, group.consumers.get(connection, _NOBODY)))
-        self._put(group_no, group, connection, consumer)
+    def _change(self, group_id: int, group: GroupClaims, connection: str, consumer: Consumer) -> None:
+        self.undo.append((group_id, connection, group.consumers.get(connection, _NOBODY)))
+        self._put(group_id, group, connection, consumer)
 
-    def _put(self, group_no: int, group: GroupClaims, connection: str, consumer: Consumer) -> None:
+    def _put(self, group_id: int, group: GroupClaims, connection: str, consumer: Consumer) -> None:
         more = consumer.size - group.consumers.get(connection, _NOBODY).size
         group.size += more
         self.size += more
         group.consumers[connection] = consumer
-        self._of_connection[connection].add(group_no)
+        self._of_connection[connection].add(group_id)
 
-    def _keep_bounds(self, group_no: int, group: GroupClaims) -> None:
+    def _keep_bounds(self, group_id: int, group: GroupClaims) -> None:
         while group.size > MAX_CLAIMED:
             name, largest = max(group.consumers.items(), key=lambda item: item[1].size)
-            self._put(group_no, group, name, replace(largest, replies=largest.replies[1:]))
+            self._put(group_id, group, name, replace(largest, replies=largest.replies[1:]))
         while self.size > MAX_ALL_CLAIMED and len(self._groups) > 1:
             self.forget(next(iter(self._groups)))

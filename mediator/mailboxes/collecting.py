@@ -43,7 +43,7 @@ def expired_messages(tx: Transaction, now: int, limit: int) -> Collected:
     per_mailbox: defaultdict[int, list[MessageRef]] = defaultdict(list)
     expired = tx.messages.expired(now, limit)
     for item in expired:
-        per_mailbox[item.mailbox_no].append(item.ref)
+        per_mailbox[item.mailbox_id].append(item.ref)
     mailboxes = tx.mailboxes.by_no(per_mailbox)
     for no, refs in per_mailbox.items():
         mailbox = mailboxes.get(no)
@@ -125,11 +125,11 @@ def by_group(tx: Transaction, ended: Sequence[LeaseCursor], now: int) -> Iterato
     """Yield the ended leases of living mailboxes, group by group."""
     per_group: defaultdict[int, list[int]] = defaultdict(list)
     for lease in ended:
-        per_group[lease.group_no].append(lease.msg_id)
+        per_group[lease.group_id].append(lease.msg_id)
     groups = tx.groups.by_no(per_group)
-    mailboxes = tx.mailboxes.by_no({group.mailbox_no for group in groups.values()})
+    mailboxes = tx.mailboxes.by_no({group.mailbox_id for group in groups.values()})
     for no, group in groups.items():
-        mailbox = mailboxes.get(group.mailbox_no)
+        mailbox = mailboxes.get(group.mailbox_id)
         if mailbox is not None and mailbox.is_live(now):
             yield mailbox, group, per_group[no]
 
@@ -156,7 +156,7 @@ def remove_mail_kept_until_start(tx: Transaction, instance: str, now: int, limit
     gone += tx.delays.drop_kept_until_start(instance, limit)
     per_mailbox: defaultdict[int, list[MessageRef]] = defaultdict(list)
     for item in gone:
-        per_mailbox[item.mailbox_no].append(item.ref)
+        per_mailbox[item.mailbox_id].append(item.ref)
     for no, mailbox in tx.mailboxes.by_no(per_mailbox).items():
         refs = per_mailbox[no]
         tx.messages.remove(mailbox, [ref for ref in refs if ref.msg_id != HIDDEN_ID])
@@ -222,7 +222,7 @@ def plan(tx: Transaction, now: int, examples: int, leases_after: LeaseCursor = F
     retired = tx.mailboxes.retired(MAX_MAILBOXES)
     going = (*ended, *retired)
     numbers = {mailbox.no for mailbox in going}
-    inside = sum(mailbox.messages for mailbox in going) - sum(item.mailbox_no in numbers for item in expired)
+    inside = sum(mailbox.messages for mailbox in going) - sum(item.mailbox_id in numbers for item in expired)
     waiting = sum(tx.delays.usage(mailbox).messages for mailbox in going)
     gone, dead, all_seen = _leases(tx, leases_after, now)
     many_expired, many_ended = len(expired) >= MAX_COUNTED, len(ended) >= MAX_MAILBOXES
@@ -246,18 +246,18 @@ def plan_unused_groups(tx: Transaction, keep: int, now: int, examples: int) -> l
     groups = tx.groups.unseen(now - keep, MAX_MAILBOXES) if keep else []
     if not groups:
         return []
-    mailboxes = tx.mailboxes.by_no({group.mailbox_no for group in groups[:examples]})
+    mailboxes = tx.mailboxes.by_no({group.mailbox_id for group in groups[:examples]})
     shown = tuple(
         Example(mailbox.tenant, redact(mailbox.address) if mailbox.address else "", group.no, group.seen_at + keep)
         for group in groups[:examples]
-        if (mailbox := mailboxes.get(group.mailbox_no)) is not None
+        if (mailbox := mailboxes.get(group.mailbox_id)) is not None
     )
     return [PlannedRemoval("groups", ABANDONED, len(groups), shown, len(groups) >= MAX_MAILBOXES)]
 
 
 def _messages(tx: Transaction, expired: Sequence[Expired]) -> tuple[Example, ...]:
-    mailboxes = tx.mailboxes.by_no({item.mailbox_no for item in expired})
-    return tuple(_message(tx, mailboxes[item.mailbox_no], item) for item in expired)
+    mailboxes = tx.mailboxes.by_no({item.mailbox_id for item in expired})
+    return tuple(_message(tx, mailboxes[item.mailbox_id], item) for item in expired)
 
 
 def _message(tx: Transaction, mailbox: Mailbox, item: Expired) -> Example:

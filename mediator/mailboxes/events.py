@@ -36,30 +36,30 @@ class Event(NamedTuple):
     type: EventType
     at: int
     tenant: str
-    mailbox_no: int
+    mailbox_id: int
     lane: int = -1
     msg_id: int = -1
     size: int = 0
     created_at: int = 0
-    group_no: int = 0
+    group_id: int = 0
 
 
-def message_event(type: EventType, now: int, mailbox: Mailbox, item: MessageRef, group_no: int = 0) -> Event:
+def message_event(type: EventType, now: int, mailbox: Mailbox, item: MessageRef, group_id: int = 0) -> Event:
     """Return what happened to one message of a mailbox."""
-    return Event(type, now, mailbox.tenant, mailbox.no, item.lane, item.msg_id, item.size, item.created_at, group_no)
+    return Event(type, now, mailbox.tenant, mailbox.no, item.lane, item.msg_id, item.size, item.created_at, group_id)
 
 
 def message_events(
-    type: EventType, now: int, mailbox: Mailbox, items: Iterable[MessageRef], group_no: int = 0
+    type: EventType, now: int, mailbox: Mailbox, items: Iterable[MessageRef], group_id: int = 0
 ) -> list[Event]:
     """Return what happened to messages of a mailbox."""
     tenant, no = mailbox.tenant, mailbox.no
-    return [Event(type, now, tenant, no, x.lane, x.msg_id, x.size, x.created_at, group_no) for x in items]
+    return [Event(type, now, tenant, no, x.lane, x.msg_id, x.size, x.created_at, group_id) for x in items]
 
 
 def delivery_events(
-    type: EventType, now: int, mailbox: Mailbox, messages: Iterable[StoredMessage], group_no: int = 0
+    type: EventType, now: int, mailbox: Mailbox, messages: Iterable[StoredMessage], group_id: int = 0
 ) -> list[Event]:
     """Return that messages of a mailbox were handed out."""
     tenant, no = mailbox.tenant, mailbox.no
-    return [Event(type, now, tenant, no, x.lane_number, x.msg_id, x.size, x.created_at, group_no) for x in messages]
+    return [Event(type, now, tenant, no, x.lane_number, x.msg_id, x.size, x.created_at, group_id) for x in messages]

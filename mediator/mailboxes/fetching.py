@@ -63,7 +63,7 @@ class Fetch:
 class Fetched:
     """What a FETCH found. Without messages the caller waits and calls :func:`fetch_again`."""
 
-    mailbox_no: int
+    mailbox_id: int
     messages: list[StoredMessage]
     start: int = 0
     """Where a stateless FETCH stands, fixed by its first read (F1)."""
@@ -113,7 +113,7 @@ def refuse_forwarder(tx: Transaction, mailbox: Mailbox, name: str) -> None:
 
 def fetch_again(tx: Transaction, bounds: Bounds, request: Fetch, before: Fetched, now: int) -> Fetched:
     """Read again for a FETCH that found nothing; the same mailbox must still exist (F2, F5)."""
-    mailbox = get_live_mailbox(tx, request.tenant, request.address, now, before.mailbox_no)
+    mailbox = get_live_mailbox(tx, request.tenant, request.address, now, before.mailbox_id)
     if request.group is None:
         return _read_without_group(tx, mailbox, request, before.start, now)
     refuse_forwarder(tx, mailbox, request.group)
@@ -387,7 +387,7 @@ def dead_letter(tx: Transaction, mailbox: Mailbox, group: Group, leases: Sequenc
     for lease in leases:
         lease.dead, lease.delayed = True, False
         tx.events.append(
-            Event(EventType.DEAD, now, mailbox.tenant, mailbox.no, lease.lane, lease.msg_id, group_no=group.no)
+            Event(EventType.DEAD, now, mailbox.tenant, mailbox.no, lease.lane, lease.msg_id, group_id=group.no)
         )
     tx.leases.put(group, leases)
 

@@ -55,7 +55,7 @@ class Group:
     """A consumer group (A4). ``no`` is given by the store."""
 
     no: int
-    mailbox_no: int
+    mailbox_id: int
     name: str
     settled: list[int]
     delivered: list[int]
@@ -201,5 +201,5 @@ class LeaseCursor(NamedTuple):
     """The position of a lease in the order in which all leases end."""
 
     until: int
-    group_no: int
+    group_id: int
     msg_id: int

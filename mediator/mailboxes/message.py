@@ -116,7 +116,7 @@ class Delayed:
     """A message on disk that nobody sees before ``due_at`` (S4); its msg_id is given when it is released."""
 
     seq: int
-    mailbox_no: int
+    mailbox_id: int
     due_at: int
     archive: bool
     message: Message
@@ -145,7 +145,7 @@ class OutboxKey(NamedTuple):
 class Expired:
     """A message whose time is over, and the mailbox it is in."""
 
-    mailbox_no: int
+    mailbox_id: int
     ref: MessageRef
 
 

@@ -186,7 +186,7 @@ class QueueGroupRequest:
     """What the members of a queue group at one instance did, and what they have room for."""
 
     key: MailboxKey
-    mailbox_no: int
+    mailbox_id: int
     group: str
     confirmed: Collection[Item] = ()
     returned: Collection[Item] = ()
@@ -207,7 +207,7 @@ def serve_queue_group(tx: Transaction, bounds: Bounds, request: QueueGroupReques
 
     Raises :class:`NoSuchMailboxError` when the mailbox ended, or the group with it.
     """
-    mailbox = get_live_mailbox(tx, *request.key, now, request.mailbox_no)
+    mailbox = get_live_mailbox(tx, *request.key, now, request.mailbox_id)
     group = tx.groups.find(mailbox, request.group, push=True)
     if group is None:
         raise NoSuchMailboxError(request.key[1])

@@ -167,7 +167,7 @@ def _dedup_id(extra: bytes) -> str | None:
 
 def delayed(row: Row) -> Delayed:
     """Read a row of ``DELAYED`` columns."""
-    seq, mailbox_no, due_at, archive, lane, size, sent_at, expire_at, key, tags, recipient, extra, payload, volatile = (
+    seq, mailbox_id, due_at, archive, lane, size, sent_at, expire_at, key, tags, recipient, extra, payload, volatile = (
         row
     )
     rare: Mapping[str, Any] = orjson.loads(extra) if extra else {}
@@ -188,7 +188,7 @@ def delayed(row: Row) -> Delayed:
         volatile,
         copy_rules=tuple(rare.get("c", ())),
     )
-    return Delayed(seq, mailbox_no, due_at, bool(archive), message)
+    return Delayed(seq, mailbox_id, due_at, bool(archive), message)
 
 
 def extra(sent: Message) -> bytes | None:
@@ -255,7 +255,7 @@ def position(state: bytes) -> tuple[list[int], int | None]:
 
 def group(row: Row, state: bytes) -> Group:
     """Read a row of ``GROUP`` columns, with the state in place of the row's."""
-    no, mailbox_no, name, _, push, seen_at = row
+    no, mailbox_id, name, _, push, seen_at = row
     settled, delivered, replies, max_deliver, *more = orjson.loads(state)
     shared = bool(len(more) % 2) and more.pop()
     remembered = [
@@ -263,7 +263,7 @@ def group(row: Row, state: bytes) -> Group:
         for spans in replies
     ]
     position = settled, delivered, remembered, max_deliver
-    return Group(no, mailbox_no, name, *position, bool(push), seen_at, Checked(*more) if more else None, shared)
+    return Group(no, mailbox_id, name, *position, bool(push), seen_at, Checked(*more) if more else None, shared)
 
 
 _LANES: tuple[Lane, ...] = LANES

@@ -140,10 +140,10 @@ def release(tx: Transaction, now: int, limit: int, *, trusted: bool = True) -> R
     so they reappear if the clock is set back.
     """
     due = tx.delays.due(now, limit, RELEASE_BYTES)
-    mailboxes = tx.mailboxes.by_no({delayed.mailbox_no for delayed in due})
+    mailboxes = tx.mailboxes.by_no({delayed.mailbox_id for delayed in due})
     tx.delays.remove(due)
     for delayed in due:
-        mailbox = mailboxes.get(delayed.mailbox_no)
+        mailbox = mailboxes.get(delayed.mailbox_id)
         if mailbox is None or not mailbox.address or (trusted and not mailbox.is_live(now)):
             continue
         message = delayed.message

@@ -474,7 +474,7 @@ class SqliteDialect:
             " DO UPDATE SET messages = messages + excluded.messages, bytes = bytes + excluded.bytes",
             changed,
         )
-        emptied = [(mailbox_no, recipient) for mailbox_no, recipient, messages, _ in changed if messages <= 0]
+        emptied = [(mailbox_id, recipient) for mailbox_id, recipient, messages, _ in changed if messages <= 0]
         if emptied:
             self.connection.executemany(
                 "DELETE FROM held WHERE mailbox_no = ? AND recipient = ? AND messages <= 0", emptied

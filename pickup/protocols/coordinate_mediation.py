@@ -64,7 +64,7 @@ async def mediate_request(request: InboundRequest) -> Sequence[ReplyMessage]:
             # v1 peers are connected by a handshake before.
             new = None if request.message.generation is Generation.V1 else await _introduced(request)
             request.connection = await request.mediation.request_mediation(request.connection, new)
-        elif request.connection is None or request.connection.mailbox_no is None:
+        elif request.connection is None or request.connection.mailbox_id is None:
             raise denial(request.mediation.rules)
     except MediationDeniedError as error:
         # v1 agents with strict schemas refuse fields that RFC 0211 does not name.

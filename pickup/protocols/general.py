@@ -60,7 +60,7 @@ async def ping(request: InboundRequest) -> Sequence[ReplyMessage]:
         return [request.reply(TRUST_PING[message.generation][2])]
     if (
         connection is not None
-        and connection.mailbox_no is not None
+        and connection.mailbox_id is not None
         and message.return_route == "all"
         and not request.repeated
     ):

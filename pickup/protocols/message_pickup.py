@@ -118,8 +118,8 @@ async def delivery_request(request: InboundRequest) -> Sequence[ReplyMessage]:
         return [_status_reply(request, await status(request, connection, recipient), requested)]
     request.context.metrics.delivered("request", len(mails))
     body = {} if requested is None else {version.recipient: requested}
-    assert connection.mailbox_no is not None, "checked by holder()"
-    return [delivery(message.type, connection.mailbox_no, mails, thid=message.thread, body=body)]
+    assert connection.mailbox_id is not None, "checked by holder()"
+    return [delivery(message.type, connection.mailbox_id, mails, thid=message.thread, body=body)]
 
 
 async def messages_received(request: InboundRequest) -> Sequence[ReplyMessage]:
@@ -167,7 +167,7 @@ def holder(request: InboundRequest) -> Connection:
 def msg_ids(connection: Connection, listed: Sequence[str]) -> list[int]:
     """Return the msg_ids of the caller's own messages among attachment ids; others are ignored (D2)."""
     parsed = (message_queue.parse_attachment_id(text) for text in listed)
-    return [one[1] for one in parsed if one is not None and one[0] == connection.mailbox_no]
+    return [one[1] for one in parsed if one is not None and one[0] == connection.mailbox_id]
 
 
 async def status(request: InboundRequest, connection: Connection, recipient: str | None = None) -> QueueStatus:
@@ -286,10 +286,10 @@ class Batches:
     def _handed(
         self, request: InboundRequest, connection: Connection, mails: Sequence[Mail], name: str
     ) -> ReplyMessage:
-        mailbox_no = connection.mailbox_no
-        assert mailbox_no is not None, "checked by holder()"
+        mailbox_id = connection.mailbox_id
+        assert mailbox_id is not None, "checked by holder()"
         # A repeated request gets the same message id, by which a problem report may name it (D7).
-        id = str(uuid.uuid5(_BATCH, f"{mailbox_no} {request.message.id}"))
+        id = str(uuid.uuid5(_BATCH, f"{mailbox_id} {request.message.id}"))
         handed_in = (request.message.id, request.message.thread, id)
 
         async def sent(answered: bool) -> None:
@@ -306,7 +306,7 @@ class Batches:
 
         request.after.append(sent)
         request.context.metrics.delivered("batch", len(mails))
-        items = [_item(message_queue.attachment_id(mailbox_no, mail.msg_id), mail) for mail in mails]
+        items = [_item(message_queue.attachment_id(mailbox_id, mail.msg_id), mail) for mail in mails]
         return replace(request.reply(name, {"messages~attach": items}), id=id)
 
     async def _removed(self, request: InboundRequest, connection: Connection, ids: Sequence[int]) -> None:

@@ -159,18 +159,18 @@ class PushNotifier:
         if self._task is None:
             return
         for event in committed.events:
-            if event.type in _ARRIVED and event.mailbox_no not in self._waiting:
-                self._wait(event.mailbox_no)
+            if event.type in _ARRIVED and event.mailbox_id not in self._waiting:
+                self._wait(event.mailbox_id)
 
-    def _wait(self, mailbox_no: int) -> None:
+    def _wait(self, mailbox_id: int) -> None:
         if len(self._waiting) >= MAX_DUE:
             self._outcomes.labels("dropped").inc()
             return
         now = time.monotonic()
         # Mail that comes soon after a notification waits until the next one is allowed.
-        at = max(now + self._grace, self._checked.get(mailbox_no, now - self._every) + self._every)
-        self._waiting.add(mailbox_no)
-        heapq.heappush(self._due, (at, mailbox_no))
+        at = max(now + self._grace, self._checked.get(mailbox_id, now - self._every) + self._every)
+        self._waiting.add(mailbox_id)
+        heapq.heappush(self._due, (at, mailbox_id))
         self._woken.set()
 
     async def _run(self) -> None:
@@ -185,9 +185,9 @@ class PushNotifier:
                     self._wait(number)
                 continue
             for queue in queues:
-                if not queue.messages or self._awake(queue.connection_no):
+                if not queue.messages or self._awake(queue.connection_id):
                     # No notification was sent, so the next mail need not wait.
-                    self._checked.pop(queue.mailbox_no, None)
+                    self._checked.pop(queue.mailbox_id, None)
                     continue
                 await self._room.acquire()
                 call = asyncio.create_task(self._notify(queue), name="didcomm-push-notification")
@@ -223,7 +223,7 @@ class PushNotifier:
     async def _notify(self, queue: DeviceQueue) -> None:
         body = orjson.dumps(
             {
-                "connection": queue.connection_no,
+                "connection": queue.connection_id,
                 "service": "apns" if queue.device.platform == APNS_PLATFORM else "fcm",
                 "platform": queue.device.platform,
                 "token": queue.device.token,
@@ -252,6 +252,6 @@ class PushNotifier:
         """Forget a device that is gone; its holder registers again when it gets a new token."""
         self._outcomes.labels("gone").inc()
         try:
-            await self._mediation.forget_push_device(queue.connection_no, queue.device)
+            await self._mediation.forget_push_device(queue.connection_id, queue.device)
         except MediatorError as error:
             log.warning("push notifications: cannot forget a device", code=error.code)

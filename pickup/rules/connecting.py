@@ -342,7 +342,7 @@ def forget_unused(
     """
     unseen = tx.connections.unseen(now - span, after, limit) if span else []
     # Mailboxes are locked before connections.
-    tx.mailboxes.by_no({one.mailbox_no for one in unseen if one.mailbox_no is not None})
+    tx.mailboxes.by_no({one.mailbox_id for one in unseen if one.mailbox_id is not None})
     forgotten = 0
     for one in unseen:
         # It may have been used at another instance meanwhile.

@@ -168,7 +168,7 @@ def _find(
     if route is None or route.key in rules.denied:
         return None
     mailbox = tx.mailboxes.find(tenant, route.address)
-    lives = mailbox is not None and mailbox.no == route.mailbox_no and mailbox.is_live(now)
+    lives = mailbox is not None and mailbox.no == route.mailbox_id and mailbox.is_live(now)
     return (route, mailbox) if mailbox is not None and lives else None
 
 
@@ -196,7 +196,7 @@ def _keep(
     now: int,
 ) -> bool:
     """Queue one message for one recipient; False when there is no room."""
-    if route.connection_no is not None:
+    if route.connection_id is not None:
         # A delayed message counts from now on, not from when it falls due.
         waiting = tx.delays.usage(mailbox, now) if request.delay else Usage(0, 0)
         if waiting.messages >= MAX_DELAYED:
@@ -234,7 +234,7 @@ def _first_recipient(tx: MediationTransaction, mailbox: Mailbox, named: Sequence
     for recipient in named:
         key = canonical(recipient)
         route = None if key is None else tx.routes.resolve(mailbox.tenant, key)
-        if route is not None and route.mailbox_no == mailbox.no:
+        if route is not None and route.mailbox_id == mailbox.no:
             return route.key
     return None
 

@@ -89,12 +89,12 @@ def grant(
         retention=Retention.UNTIL_ACK,
     )
     mailbox = creating.create(tx, bounds, random, request, now).mailbox
-    granted = replace(current, mailbox_no=mailbox.no, address=mailbox.address, handed=(), handed_in=())
+    granted = replace(current, mailbox_id=mailbox.no, address=mailbox.address, handed=(), handed_in=())
     tx.connections.save(granted)
     offset = 0
     while routes := tx.routes.of(granted, offset, ROUTES_AT_ONCE):
         for route in routes:
-            tx.routes.put(replace(route, address=mailbox.address, mailbox_no=mailbox.no))
+            tx.routes.put(replace(route, address=mailbox.address, mailbox_id=mailbox.no))
         offset += len(routes)
     return granted
 
@@ -129,7 +129,7 @@ def find_mailbox(tx: MediationTransaction, connection: Connection, now: int) -> 
     if connection.address is None:
         return None
     mailbox = tx.mailboxes.find(connection.tenant, connection.address)
-    if mailbox is None or mailbox.no != connection.mailbox_no or not mailbox.is_live(now):
+    if mailbox is None or mailbox.no != connection.mailbox_id or not mailbox.is_live(now):
         return None
     return mailbox
 
@@ -192,7 +192,7 @@ def update_keylist(
 
 def _remove(tx: MediationTransaction, connection: Connection, key: str) -> bool:
     route = tx.routes.find(connection.tenant, key)
-    if route is None or route.connection_no != connection.no:
+    if route is None or route.connection_id != connection.no:
         return False
     tx.routes.remove(route)
     return True
@@ -209,7 +209,7 @@ def _add(
     now: int,
 ) -> KeylistResult:
     route = tx.routes.find(connection.tenant, key)
-    if route is not None and route.connection_no == connection.no:
+    if route is not None and route.connection_id == connection.no:
         return KeylistResult.NO_CHANGE
     if key in rules.denied or (rules.max_keys and held >= rules.max_keys):
         return KeylistResult.CLIENT_ERROR
@@ -220,7 +220,7 @@ def _add(
     if route is None and key not in proven:
         # The key may be inside a DID of another connection, to which its mail goes.
         around = tx.routes.resolve(connection.tenant, key)
-        if around is not None and around.connection_no != connection.no and not _free(tx, rules, around, proven, now):
+        if around is not None and around.connection_id != connection.no and not _free(tx, rules, around, proven, now):
             return KeylistResult.CLIENT_ERROR
     if route is not None:
         tx.routes.remove(route)
@@ -238,13 +238,13 @@ def _seals(tx: MediationTransaction, rules: MediationRules, connection: Connecti
 
 def _free(tx: MediationTransaction, rules: MediationRules, route: Route, proven: frozenset[str], now: int) -> bool:
     """Whether a key of another connection is free: proven by the request, or unused for long (D8)."""
-    if route.connection_no is None:
+    if route.connection_id is None:
         return False
     if route.key in proven:
         return True
     if not rules.idle:
         return False
-    holder = tx.connections.get(route.connection_no)
+    holder = tx.connections.get(route.connection_id)
     last = max(route.created_at, route.used_at, 0 if holder is None else holder.seen_at)
     return last + rules.idle <= now
 
@@ -272,7 +272,7 @@ def attach_key(
     if mailbox.retention is not Retention.UNTIL_ACK:
         raise BadRequestError("mail_address", f"expected a mailbox with retention until_ack, got {mailbox.retention}")
     there = tx.routes.find(tenant, name)
-    if there is not None and there.connection_no is not None:
+    if there is not None and there.connection_id is not None:
         raise BadRequestError("key", "is in the keylist of a connection")
     route = Route(tenant, name, mailbox.address, mailbox.no, None, now, now)
     tx.routes.put(route)
@@ -283,7 +283,7 @@ def attach_key(
 def detach_key(tx: MediationTransaction, tenant: str, key: str) -> None:
     """Remove the route of an attached key; :class:`BadRequestError` naming ``key`` when it is not attached (D11)."""
     route = tx.routes.find(tenant, _name(key))
-    if route is None or route.connection_no is not None:
+    if route is None or route.connection_id is not None:
         raise BadRequestError("key", "is not attached")
     tx.routes.remove(route)
 

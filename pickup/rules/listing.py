@@ -42,8 +42,8 @@ class ConnectionPage(NamedTuple):
 class DeviceQueue(NamedTuple):
     """A phone that may be asleep, and how many messages wait for it."""
 
-    mailbox_no: int
-    connection_no: int
+    mailbox_id: int
+    connection_id: int
     device: PushDevice
     messages: int
 

@@ -30,9 +30,9 @@ class QueueStatus:
     newest_at: int | None = None
 
 
-def attachment_id(mailbox_no: int, msg_id: int) -> str:
+def attachment_id(mailbox_id: int, msg_id: int) -> str:
     """Return the attachment id of a message: opaque, unique in the mediator, and valid for wallets (D3)."""
-    return f"{mailbox_no:06}-{msg_id:08}"
+    return f"{mailbox_id:06}-{msg_id:08}"
 
 
 def parse_attachment_id(text: str) -> tuple[int, int] | None:
@@ -146,7 +146,7 @@ def note_batch(
     """
     current = tx.connections.get(connection.no)
     # It may have ended meanwhile, or have another mailbox with other messages under these ids.
-    if current is not None and current.mailbox_no == connection.mailbox_no:
+    if current is not None and current.mailbox_id == connection.mailbox_id:
         handed = tuple(message.msg_id for message in messages)
         tx.connections.save(replace(current, handed=handed, handed_in=tuple(handed_in)))
 
@@ -162,7 +162,7 @@ def confirm_batch(tx: MediationTransaction, connection: Connection, now: int) ->
     mailbox = get_mailbox(tx, connection, now)
     # Another request may have settled it since the connection was read, or a newer batch was sent.
     current = tx.connections.get(connection.no)
-    if current is None or current.mailbox_no != mailbox.no or current.handed_in != connection.handed_in:
+    if current is None or current.mailbox_id != mailbox.no or current.handed_in != connection.handed_in:
         return current or connection
     _acknowledge(tx, mailbox, current.handed, now)
     return _forget_handed(tx, current)

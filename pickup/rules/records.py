@@ -107,7 +107,7 @@ class Connection(NewConnection):
     no: int
     seen_at: int = 0
     """When it last made a request or accepted relayed mail, to the hour."""
-    mailbox_no: int | None = None
+    mailbox_id: int | None = None
     """The mailbox of its grant (D1); with ``address``."""
     address: str | None = None
     handed: tuple[int, ...] = ()
@@ -195,8 +195,8 @@ class Route:
     tenant: str
     key: str
     address: str
-    mailbox_no: int
-    connection_no: int | None
+    mailbox_id: int
+    connection_id: int | None
     """None: attached by an operator (D11)."""
     created_at: int
     used_at: int

@@ -76,9 +76,9 @@ class Connections(Table):
             connection = self._first(wanted, tenant, caller)
         return connection
 
-    def of_mailbox(self, mailbox_no: int) -> Connection | None:
+    def of_mailbox(self, mailbox_id: int) -> Connection | None:
         """Return the connection that was granted the mailbox."""
-        row = self._dialect.first(f"{_CONNECTION} WHERE mailbox_no = ?", (mailbox_no,))
+        row = self._dialect.first(f"{_CONNECTION} WHERE mailbox_no = ?", (mailbox_id,))
         return None if row is None else _connection(row)
 
     def of_mailboxes(self, mailbox_keys: Collection[MailboxKey]) -> dict[MailboxKey, Connection]:
@@ -97,7 +97,7 @@ class Connections(Table):
             )
             found |= {no: (tenant, address) for no, address in rows}
         granted = map(_connection, self._for_each(f"{_CONNECTION} WHERE {{among}}", "mailbox_no", list(found)))
-        return {found[one.mailbox_no]: one for one in granted if one.mailbox_no is not None}
+        return {found[one.mailbox_id]: one for one in granted if one.mailbox_id is not None}
 
     def _first(self, wanted: str, *parameters: Any) -> Connection | None:
         row = self._dialect.first(f"{_CONNECTION} WHERE {wanted} {self._session.dialect.lock()}", parameters)
@@ -139,7 +139,7 @@ class Connections(Table):
         self._changed(connection.no)
         kept = self._dialect.first(
             "UPDATE connection SET mailbox_no = ?, seen_at = ?, state = ? WHERE no = ? RETURNING tenant",
-            (connection.mailbox_no, connection.seen_at, _state(connection), connection.no),
+            (connection.mailbox_id, connection.seen_at, _state(connection), connection.no),
         )
         if kept is None:
             return
@@ -200,8 +200,8 @@ class Connections(Table):
         for chunk in chunks([row[4] for row in found if row[4] is not None]):
             behind |= {no: rest for no, *rest in self._dialect.uncounted(*self._dialect.any_of("mailbox.no", chunk))}
         rows = []
-        for no, state, seen_at, used_at, mailbox_no, address, messages, size, oldest_at in found:
-            kept, (more, larger, *_) = orjson.loads(state), behind.get(mailbox_no) or (0, 0)
+        for no, state, seen_at, used_at, mailbox_id, address, messages, size, oldest_at in found:
+            kept, (more, larger, *_) = orjson.loads(state), behind.get(mailbox_id) or (0, 0)
             seen = max(kept["created_at"], seen_at, used_at)
             counts = (messages or 0) + more, (size or 0) + larger
             rows.append(ConnectionRow(no, kept["label"], seen, address or "", *counts, oldest_at or 0))
@@ -259,7 +259,7 @@ class Routes(Table):
         added = self._dialect.first(
             "INSERT INTO route (tenant, key, address, mailbox_no, connection_no, created_at, used_at)"
             " VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (tenant, key) DO NOTHING RETURNING connection_no",
-            (route.tenant, route.key, route.address, route.mailbox_no, holder, route.created_at, route.used_at),
+            (route.tenant, route.key, route.address, route.mailbox_id, holder, route.created_at, route.used_at),
         )
         if added is not None:
             self._count(holder, 1)
@@ -267,7 +267,7 @@ class Routes(Table):
         changed = self._dialect.first(
             "UPDATE route SET address = ?, mailbox_no = ?, created_at = ?, used_at = ?"
             " WHERE tenant = ? AND key = ? AND connection_no = ? RETURNING connection_no",
-            (route.address, route.mailbox_no, route.created_at, route.used_at, route.tenant, route.key, holder),
+            (route.address, route.mailbox_id, route.created_at, route.used_at, route.tenant, route.key, holder),
         )
         if changed is None:
             raise UnavailableError("another connection has the key")
@@ -276,7 +276,7 @@ class Routes(Table):
         """Note that mail came for a route, unless it leads to another mailbox by now; it is not locked."""
         self._session.dialect.execute(
             "UPDATE route SET used_at = ? WHERE tenant = ? AND key = ? AND mailbox_no = ?",
-            (at, route.tenant, route.key, route.mailbox_no),
+            (at, route.tenant, route.key, route.mailbox_id),
         )
 
     def remove(self, route: Route) -> None:
@@ -311,12 +311,12 @@ class Routes(Table):
         sql = "SELECT coalesce(max(used_at), 0) FROM route WHERE connection_no = ? AND tenant = ?"
         return int(self._session.one(sql, (connection.no, connection.tenant))[0])
 
-    def remove_attached(self, mailbox_no: int) -> None:
+    def remove_attached(self, mailbox_id: int) -> None:
         """Forget the keys that an operator attached to a mailbox, which is gone (D11)."""
         # Keys of a connection stay in its keylist, and lead to the mailbox of its next grant.
         of = f"FROM route WHERE mailbox_no = ? AND connection_no = {ATTACHED}"
-        self._session.dialect.execute(f"{_FORGET_KEYS} {of})", (mailbox_no,))
-        self._session.dialect.execute(f"DELETE {of}", (mailbox_no,))
+        self._session.dialect.execute(f"{_FORGET_KEYS} {of})", (mailbox_id,))
+        self._session.dialect.execute(f"DELETE {of}", (mailbox_id,))
 
     def attached(self, tenant: str, limit: int) -> list[Route]:
         """Return the keys that operators attached, in order of creation, then key."""
@@ -347,7 +347,7 @@ def _state(connection: Connection) -> bytes:
 
 
 def _connection(row: Row) -> Connection:
-    no, tenant, mailbox_no, seen_at, state = row
+    no, tenant, mailbox_id, seen_at, state = row
     kept: dict[str, Any] = orjson.loads(state)
     # What earlier releases kept as "handed" is not read: its holder may have rejected it, so it comes once more.
     handed, handed_in = kept.get("batch", ((), ()))
@@ -358,7 +358,7 @@ def _connection(row: Row) -> Connection:
         no=no,
         tenant=tenant,
         seen_at=seen_at,
-        mailbox_no=mailbox_no,
+        mailbox_id=mailbox_id,
         generation=Generation(kept["generation"]),
         handed=tuple(handed),
         handed_in=tuple(handed_in),
@@ -371,12 +371,12 @@ def _connection(row: Row) -> Connection:
 
 
 def _holder(route: Route) -> int:
-    return ATTACHED if route.connection_no is None else route.connection_no
+    return ATTACHED if route.connection_id is None else route.connection_id
 
 
 def _route(row: Row) -> Route:
-    tenant, key, address, mailbox_no, holder, created_at, used_at = row
-    return Route(tenant, key, address, mailbox_no, holder or None, created_at, used_at)
+    tenant, key, address, mailbox_id, holder, created_at, used_at = row
+    return Route(tenant, key, address, mailbox_id, holder or None, created_at, used_at)
 
 
 class Invitations(Table):

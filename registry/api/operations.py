@@ -189,7 +189,7 @@ class RegistryOperations:
             text=found.agent.card.decode(),
             warnings=read_card(found.agent.card).warnings,
             send_address=found.send_address,
-            mailbox_number=found.mailbox_no,
+            mailbox_number=found.mailbox_id,
             embedding=found.embedding,
             vectors=found.vectors,
         ).to_json()

@@ -37,7 +37,7 @@ def test_a_delayed_message_is_kept_whole_and_seen_nowhere(store, reopen):
     with store.reading() as tx:
         [kept] = tx.delays.due(T0 + 100, ALL, ALL)
         assert [kept] == tx.delays.of(get(tx), ALL)
-        assert (kept.mailbox_no, kept.due_at, kept.archive) == (get(tx).no, T0 + 100, True)
+        assert (kept.mailbox_id, kept.due_at, kept.archive) == (get(tx).no, T0 + 100, True)
         assert kept.message == delayed.message
         assert kept.message.msg_id == HIDDEN_ID
         assert kept.message.lane is Lane.LOW

@@ -23,7 +23,7 @@ def test_a_new_group_stands_before_the_first_message(store):
         mailbox, other = add(tx), add(tx, "other")
         assert tx.groups.find(mailbox, "g") is None
         added = tx.groups.add(mailbox, "g")
-        assert (added.mailbox_no, added.name) == (mailbox.no, "g")
+        assert (added.mailbox_id, added.name) == (mailbox.no, "g")
         assert added.settled == added.delivered == [-1, -1, -1, -1]
         assert added.replies == []
         assert added.max_deliver is None

@@ -47,9 +47,9 @@ def connect(tx, caller=ALICE, tenant=TENANT, **more) -> Connection:
     return connection
 
 
-def lead(tx, key, connection=None, *, tenant=TENANT, mailbox_no=7, address="box", created_at=T0) -> Route:
+def lead(tx, key, connection=None, *, tenant=TENANT, mailbox_id=7, address="box", created_at=T0) -> Route:
     no = None if connection is None else connection.no
-    route = Route(tenant, key, address, mailbox_no, no, created_at, created_at)
+    route = Route(tenant, key, address, mailbox_id, no, created_at, created_at)
     tx.routes.put(route)
     return route
 
@@ -104,7 +104,7 @@ def test_a_connection_comes_back_as_it_was_kept(store, reopen):
             label=ODD[::-1],
             invitation=None,
             seen_at=T0 + 1,
-            mailbox_no=2**40,
+            mailbox_id=2**40,
             address="box",
             handed=(0, 5, 2**40),
             handed_in=(ODD, "batch"),
@@ -141,11 +141,11 @@ def test_connections_are_found_by_the_keys_of_their_mailboxes(store):
         granted = []
         for tenant, caller in ((TENANT, ALICE), (TENANT, BOB), ("other", ALICE)):
             mailbox = add(tx, f"box of {caller}", tenant=tenant, kind=Kind.MEDIATION)
-            connection = replace(connect(tx, caller, tenant), mailbox_no=mailbox.no, address=mailbox.address)
+            connection = replace(connect(tx, caller, tenant), mailbox_id=mailbox.no, address=mailbox.address)
             tx.connections.save(connection)
             granted.append((mailbox.key, connection))
         plain = add(tx, "plain")
-        tx.connections.save(replace(connect(tx, "c"), mailbox_no=plain.no, address=plain.address))
+        tx.connections.save(replace(connect(tx, "c"), mailbox_id=plain.no, address=plain.address))
         nobodys = add(tx, "nobody's", kind=Kind.MEDIATION)
     keys = [plain.key, nobodys.key, (TENANT, "missing"), ("other", f"box of {BOB}"), *(key for key, _ in granted)]
     with within(store.reading(), MediationTransaction) as tx:
@@ -242,7 +242,7 @@ def test_connections_are_compared_and_found_by_names(store):
         mailbox = add(tx, kind=Kind.MEDIATION)
         alice, bob = connect(tx, ALICE, label=ODD), connect(tx, BOB)
         connect(tx, "did:key:z6MkAlina", "other")
-        tx.connections.save(replace(alice, mailbox_no=mailbox.no, address=mailbox.address, seen_at=T0 + 5))
+        tx.connections.save(replace(alice, mailbox_id=mailbox.no, address=mailbox.address, seen_at=T0 + 5))
         for number in range(3):
             put(tx, mailbox, b"four", created_at=T0 + number)
         lead(tx, "did:key:z6MkAlso", bob)
@@ -338,7 +338,7 @@ def test_a_route_is_found_by_keys_inside_its_did(store, reopen):
         assert tx.routes.resolve(TENANT, "k1") == second
         tx.connections.remove(bob)
         assert tx.routes.resolve(TENANT, "k1") is tx.routes.resolve(TENANT, "k2") is None
-        tx.routes.remove_attached(attached.mailbox_no)
+        tx.routes.remove_attached(attached.mailbox_id)
         assert tx.routes.resolve(TENANT, "k3") is None
 
 
@@ -346,7 +346,7 @@ def test_a_route_is_found_by_keys_inside_its_did(store, reopen):
 def test_a_route_is_found_by_its_key_alone(store, reopen):
     with within(store.transaction(), MediationTransaction) as tx:
         connection = connect(tx)
-        made = [lead(tx, key, connection, mailbox_no=2**40) for key in ("k", "K", LONGEST, "did:web:a%20b")]
+        made = [lead(tx, key, connection, mailbox_id=2**40) for key in ("k", "K", LONGEST, "did:web:a%20b")]
         elsewhere = lead(tx, "k", connect(tx, tenant="other"), tenant="other")
     store = reopen()
     with within(store.reading(), MediationTransaction) as tx:
@@ -399,8 +399,8 @@ def test_routes_are_counted_as_they_come_change_and_go(store, reopen):
 def test_a_route_changes_its_mailbox(store):
     with within(store.transaction(), MediationTransaction) as tx:
         connection = connect(tx)
-        route = lead(tx, "k", connection, mailbox_no=7)
-        moved = replace(route, mailbox_no=8, address="new", used_at=T0 + 5)
+        route = lead(tx, "k", connection, mailbox_id=7)
+        moved = replace(route, mailbox_id=8, address="new", used_at=T0 + 5)
         tx.routes.put(moved)
     with within(store.transaction(), MediationTransaction) as tx:
         assert tx.routes.find(TENANT, "k") == moved
@@ -416,8 +416,8 @@ def test_a_route_is_not_taken_from_who_has_it_by_now(store):
         with pytest.raises(UnavailableError), within(store.transaction(), MediationTransaction) as tx:
             lead(tx, "k", holder)
     with within(store.transaction(), MediationTransaction) as tx:
-        tx.routes.remove(replace(route, connection_no=second.no))
-        tx.routes.remove(replace(route, connection_no=None))
+        tx.routes.remove(replace(route, connection_id=second.no))
+        tx.routes.remove(replace(route, connection_id=None))
         assert tx.routes.find(TENANT, "k") == route
         assert (tx.routes.count(first), tx.routes.count(second)) == (1, 0)
         tx.routes.remove(route)
@@ -433,7 +433,7 @@ def test_the_use_of_a_route_is_noted_only_while_it_is_there(store):
         route = lead(tx, "k", connection)
         tx.routes.used(route, T0 + 9)
         assert tx.routes.find(TENANT, "k") == replace(route, used_at=T0 + 9)
-        moved = replace(route, mailbox_no=8)
+        moved = replace(route, mailbox_id=8)
         tx.routes.put(moved)
         tx.routes.used(route, T0 + 10)
         assert tx.routes.find(TENANT, "k") == moved
@@ -447,11 +447,11 @@ def test_keys_attached_to_a_mailbox_are_listed_and_removed(store):
     with within(store.transaction(), MediationTransaction) as tx:
         connection = connect(tx)
         mailbox, other = add(tx, retention=Retention.UNTIL_ACK), add(tx, "other")
-        late = lead(tx, "k1", mailbox_no=mailbox.no, created_at=T0 + 1)
-        early = lead(tx, "k2", mailbox_no=mailbox.no)
-        stays = lead(tx, "k3", mailbox_no=other.no, created_at=T0 + 2)
-        theirs = lead(tx, "k4", connection, mailbox_no=mailbox.no)
-        elsewhere = lead(tx, "k1", tenant="other", mailbox_no=99)
+        late = lead(tx, "k1", mailbox_id=mailbox.no, created_at=T0 + 1)
+        early = lead(tx, "k2", mailbox_id=mailbox.no)
+        stays = lead(tx, "k3", mailbox_id=other.no, created_at=T0 + 2)
+        theirs = lead(tx, "k4", connection, mailbox_id=mailbox.no)
+        elsewhere = lead(tx, "k1", tenant="other", mailbox_id=99)
         assert tx.routes.attached(TENANT, ALL) == [early, late, stays]
         assert tx.routes.attached(TENANT, 1) == [early]
         assert tx.routes.attached("other", ALL) == [elsewhere]
@@ -573,12 +573,12 @@ def test_a_rollback_takes_all_of_mediation_back(store, reopen):
     with within(store.transaction(), MediationTransaction) as tx:
         before = picture(tx)
     with undone(store, MediationTransaction) as tx:
-        tx.connections.save(replace(connection, callers=(ALICE, "a3"), mailbox_no=7, handed=(1,)))
+        tx.connections.save(replace(connection, callers=(ALICE, "a3"), mailbox_id=7, handed=(1,)))
         tx.connections.remove(gone)
         connect(tx, (BOB, "a2"))
         connect(tx, "c")
         tx.routes.remove(routes[0])
-        tx.routes.put(replace(routes[1], mailbox_no=8))
+        tx.routes.put(replace(routes[1], mailbox_id=8))
         tx.routes.used(attached, T0 + 9)
         lead(tx, "k5", connection)
         tx.routes.remove(attached)
@@ -749,7 +749,7 @@ def test_a_name_is_on_one_list_with_its_note(store):
 def test_counts_of_connections_add_up_and_go_with_them(store):
     with within(store.transaction(), MediationTransaction) as tx:
         alice, bob = connect(tx, ALICE), connect(tx, BOB)
-        tx.connections.save(replace(bob, mailbox_no=7, address="box"))
+        tx.connections.save(replace(bob, mailbox_id=7, address="box"))
         assert tx.uses.holders([7, 8]) == {7: bob.no}
         first = ConnectionUse(alice.no, T0, "http", "2.0", "okhttp/4", Traffic(1, 10))
         gone = ConnectionUse(10_000, T0, "http")

@@ -376,7 +376,7 @@ def test_expired_comes_oldest_expiry_first_from_all_mailboxes(store):
         put(tx, a, expire_at=T0 + 20)
         put(tx, b, expire_at=T0 + 31)
     with store.transaction() as tx:
-        assert [(x.mailbox_no, x.ref.msg_id) for x in tx.messages.expired(T0 + 30, ALL)] == [
+        assert [(x.mailbox_id, x.ref.msg_id) for x in tx.messages.expired(T0 + 30, ALL)] == [
             (b.no, 0),
             (a.no, 2),
             (a.no, 0),

@@ -65,7 +65,7 @@ def test_messages_behind_a_mark_tell_of_their_storing(store: Store) -> None:
         put(tx, one, b"123", created_at=T0 + 6)
         assert not tx.session.removed
         behind = tx.tail.behind(mark, 10)
-        assert [(e.type, e.at, e.tenant, e.mailbox_no, e.lane, e.msg_id, e.size, e.created_at) for _, e in behind] == [
+        assert [(e.type, e.at, e.tenant, e.mailbox_id, e.lane, e.msg_id, e.size, e.created_at) for _, e in behind] == [
             (EventType.STORED, T0 + 5, "other", two.no, 2, 0, 5, T0 + 5),
             (EventType.STORED, T0 + 6, "default", one.no, 2, 1, 3, T0 + 6),
         ]

@@ -31,8 +31,8 @@ def rows(events: Iterable[Event], first: int = 1) -> list[tuple[Any, ...]]:
         assert at is not None
         found.append(
             (
-                *("host-1", seq, 0, event.tenant, at, int(event.type), event.mailbox_no, event.lane, event.msg_id),
-                *(event.size, moment(event.created_at), event.group_no, at.date()),
+                *("host-1", seq, 0, event.tenant, at, int(event.type), event.mailbox_id, event.lane, event.msg_id),
+                *(event.size, moment(event.created_at), event.group_id, at.date()),
             )
         )
     return found
@@ -96,7 +96,7 @@ class _History:
         elif verb == "ack":
             self.tell(EventType.ACKNOWLEDGED, box, message, group)
         elif verb == "die":
-            self.events.append(Event(EventType.DEAD, self.now, "", box, 2, message.msg_id, group_no=group))
+            self.events.append(Event(EventType.DEAD, self.now, "", box, 2, message.msg_id, group_id=group))
         elif verb == "remove":
             self.there[box].remove(message)
             self.tell(GONE[message.size % 3], box, message)
@@ -171,7 +171,7 @@ class Calculated:
                 self._begin(box, message)
 
     def _learn(self, event: Event) -> None:
-        box, at = event.mailbox_no, hour(max(event.at, event.created_at))
+        box, at = event.mailbox_id, hour(max(event.at, event.created_at))
         known = self.messages[box, event.msg_id] if event.msg_id >= 0 else Known()
         if event.type in (EventType.STORED, EventType.RELEASED):
             known.came, known.size, known.created_at = hour(event.created_at), event.size, event.created_at
@@ -191,10 +191,10 @@ class Calculated:
         elif event.type in GIVEN:
             known.created_at = event.created_at
             known.given = min(event.at, known.given or event.at)
-            self.groups[box, event.group_no, hour(event.created_at)]["given"].add(event.msg_id)
+            self.groups[box, event.group_id, hour(event.created_at)]["given"].add(event.msg_id)
         elif event.type is EventType.ACKNOWLEDGED:
             known.acked = min(event.at, known.acked or event.at)
-            self.groups[box, event.group_no, hour(event.created_at)]["acknowledged"].add(event.msg_id)
+            self.groups[box, event.group_id, hour(event.created_at)]["acknowledged"].add(event.msg_id)
 
     def _begin(self, box: int, message: Known) -> None:
         assert message.came is not None

@@ -266,8 +266,8 @@ def test_a_mailbox_that_is_deleted_meanwhile_takes_no_forward(store, instances):
         together(*(lambda number=number: send(number) for number in range(3)), end)
         with within(store.transaction(), MediationTransaction) as tx:
             granted = granting.grant(tx, BOUNDS, os.urandom, RULES, holder, NOW)
-            assert granted.mailbox_no != holder.mailbox_no
-            assert tx.routes.find(TENANT, key(turn)).mailbox_no == granted.mailbox_no
+            assert granted.mailbox_id != holder.mailbox_id
+            assert tx.routes.find(TENANT, key(turn)).mailbox_id == granted.mailbox_id
         with within(store.transaction(), MediationTransaction) as tx:
             request = Forward(TENANT, (key(turn),), (b"x",))
             assert forwarding.forward(tx, BOUNDS, QUOTAS, RULES, request, NOW).queued == 1

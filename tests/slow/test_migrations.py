@@ -103,7 +103,7 @@ def test_a_database_of_the_first_version_is_migrated_whole(open_store, take_back
     with contextlib.closing(open_store()) as store, store.reading() as tx:
         assert tx.table(RegistryTables).agents.find(TENANT, "a") == agent
         assert tx.table(MediationTransaction).connections.called(TENANT, "did:x:1") == connection
-        assert tx.table(MediationTransaction).routes.find(TENANT, "did:x:2").mailbox_no == get(tx).no
+        assert tx.table(MediationTransaction).routes.find(TENANT, "did:x:2").mailbox_id == get(tx).no
 
 
 def test_an_older_program_refuses_a_newer_schema(open_store, version):

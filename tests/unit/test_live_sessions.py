@@ -252,7 +252,7 @@ async def test_live_mail_has_the_version_and_prefix_of_the_request(
     assert "thid" not in delivery.raw
     assert "~thread" not in delivery.raw
     [(id, payload)] = delivery.attached
-    assert (message_queue.parse_attachment_id(id), payload) == ((holder.mailbox_no, 0), b"mail")
+    assert (message_queue.parse_attachment_id(id), payload) == ((holder.mailbox_id, 0), b"mail")
 
 
 @pytest.mark.rule("D6")

@@ -54,7 +54,7 @@ def test_a_proven_caller_moves_from_another_connection(house: Mediation) -> None
     assert moved.no == bob.no
     assert house.called(ALICE_2) == moved
     kept = house.called(ALICE)
-    assert (kept.no, kept.callers, kept.mailbox_no) == (old.no, (ALICE,), old.mailbox_no)
+    assert (kept.no, kept.callers, kept.mailbox_id) == (old.no, (ALICE,), old.mailbox_id)
 
 
 @pytest.mark.rule("A6", "D8")
@@ -69,7 +69,7 @@ def test_the_same_caller_in_two_tenants_is_two_connections(house: Mediation) -> 
 def test_an_updated_connection_keeps_its_mailbox_and_keys(house: Mediation) -> None:
     before = house.holder(1, key(10))
     after = house.connect(key(1), label="again")
-    assert after.mailbox_no == before.mailbox_no
+    assert after.mailbox_id == before.mailbox_id
     assert house.keys(after) == ([key(10)], 1)
     house.forward(key(10))
     assert payloads(house.deliver(after)) == [b"mail"]
@@ -159,7 +159,7 @@ def test_a_grant_makes_a_work_queue_that_never_expires(house: Mediation) -> None
     granted = house.grant(house.connect(ALICE))
     mailbox = house.mailbox_of(granted)
     assert (mailbox.kind, mailbox.retention, mailbox.expire_at) == (Kind.MEDIATION, Retention.UNTIL_ACK, None)
-    assert (mailbox.no, mailbox.address) == (granted.mailbox_no, granted.address)
+    assert (mailbox.no, mailbox.address) == (granted.mailbox_id, granted.address)
     house.advance(1000 * DAY)
     house.clean_up()
     assert house.grant(granted) == granted
@@ -182,7 +182,7 @@ def test_a_grant_replaces_a_mailbox_an_operator_deleted(house: Mediation) -> Non
     with pytest.raises(NotEnrolledError):
         house.status(holder)
     again = house.grant(holder)
-    assert again.mailbox_no != holder.mailbox_no
+    assert again.mailbox_id != holder.mailbox_id
     assert house.forward([key(10), key(11)]).queued == 2
     assert house.status(again).count == 2
 
@@ -281,7 +281,7 @@ def test_a_rotated_did_has_all_that_the_old_one_had(house: Mediation) -> None:
     house.forward(key(10), b"before")
     after = house.rotate(ALICE, ALICE_2, endpoint="http://new")
     assert after == house.called(ALICE_2)
-    assert (after.no, after.mailbox_no, after.callers) == (before.no, before.mailbox_no, (ALICE_2,))
+    assert (after.no, after.mailbox_id, after.callers) == (before.no, before.mailbox_id, (ALICE_2,))
     assert (after.their_did, after.endpoint) == (ALICE_2, "http://new")
     assert house.called(ALICE) is None
     house.forward(key(10), b"after")

@@ -160,7 +160,7 @@ def test_no_text_does_harm(text: str, action: str) -> None:
 def test_mail_for_an_attached_key_is_fetched_by_a_group(house: Mediation) -> None:
     house.create(retention=Retention.UNTIL_ACK)
     route = house.attach(BASE58, "task")
-    assert (route.key, route.connection_no) == (key(10), None)
+    assert (route.key, route.connection_id) == (key(10), None)
     assert house.forward(key(10), b"for the group").queued == 1
     fetched = house.fetch("workers", deliver=Deliver.EARLIEST)
     assert payloads(fetched.messages) == [b"for the group"]

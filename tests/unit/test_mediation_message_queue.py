@@ -140,16 +140,16 @@ def test_an_attachment_id_names_one_message_in_the_mediator(house: Mediation) ->
 
 @pytest.mark.rule("D3")
 @given(st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1))
-def test_an_attachment_id_can_be_read_again(mailbox_no: int, msg_id: int) -> None:
-    id = message_queue.attachment_id(mailbox_no, msg_id)
+def test_an_attachment_id_can_be_read_again(mailbox_id: int, msg_id: int) -> None:
+    id = message_queue.attachment_id(mailbox_id, msg_id)
     assert re.fullmatch(r"[-_./a-zA-Z0-9]{8,64}", id), "Credo rejects other message ids"
-    assert message_queue.parse_attachment_id(id) == (mailbox_no, msg_id)
+    assert message_queue.parse_attachment_id(id) == (mailbox_id, msg_id)
 
 
 @pytest.mark.rule("D3")
 @given(st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1))
-def test_an_attachment_id_of_an_earlier_release_can_be_read(mailbox_no: int, msg_id: int) -> None:
-    assert message_queue.parse_attachment_id(f"{mailbox_no}-{msg_id}") == (mailbox_no, msg_id)
+def test_an_attachment_id_of_an_earlier_release_can_be_read(mailbox_id: int, msg_id: int) -> None:
+    assert message_queue.parse_attachment_id(f"{mailbox_id}-{msg_id}") == (mailbox_id, msg_id)
 
 
 @pytest.mark.rule("D2", "D12")

@@ -119,15 +119,15 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
         def enrol(self, holder: int) -> None:
             tenant, number = HOLDERS[holder]
             connection = self.house.grant(self.house.connect(key(number), tenant=tenant))
-            assert connection.mailbox_no is not None
+            assert connection.mailbox_id is not None
             before = self.connections.get(holder)
             assert before is None or before.no == connection.no
             self.connections[holder], self.seen[holder] = connection, self.now
             queue = self.queues.get(holder)
             if queue is None:
-                self.queues[holder] = Queue(connection.mailbox_no)
+                self.queues[holder] = Queue(connection.mailbox_id)
             else:
-                assert queue.no == connection.mailbox_no
+                assert queue.no == connection.mailbox_id
 
         @rule(holder=holders)
         def disconnect(self, holder: int) -> None:
@@ -338,7 +338,7 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
                     route = self.house.route(name, tenant)
                     held = self.held.get((tenant, name))
                     no = None if held is None else self.connections[held.holder].no
-                    assert (None if route is None else route.connection_no) == no
+                    assert (None if route is None else route.connection_id) == no
 
         @invariant()
         def counters_are_true(self) -> None:

@@ -81,7 +81,7 @@ def value(metrics: Metrics, name: str, **labels: str) -> float:
 
 
 def event(what: EventType, lane: int) -> Event:
-    return Event(what, at=1, tenant="default", mailbox_no=1, lane=lane)
+    return Event(what, at=1, tenant="default", mailbox_id=1, lane=lane)
 
 
 def count_events(metrics: Metrics, events: list[Event]) -> None:

@@ -94,7 +94,7 @@ async def test_the_same_request_again_keeps_mailbox_and_keys(door: Door, version
     assert await version.results(peer, (HELD, "add")) == ["success"]
     before = await peer.connected()
     assert (await version.request(peer)).name == "mediate-grant"
-    assert (await peer.connected()).mailbox_no == before.mailbox_no
+    assert (await peer.connected()).mailbox_id == before.mailbox_id
     assert await version.keys(peer) == [HELD]
 
 
@@ -112,7 +112,7 @@ async def test_who_is_not_let_is_denied_and_has_no_mailbox(version: Version, pol
         assert answer.body.get("code") == (None if version.generation is V1 else reason)
         connection = await door.connection(peer.sender)
         if version.generation is V1:
-            assert connection.mailbox_no is None
+            assert connection.mailbox_id is None
         else:
             assert connection is None, "a stranger leaves nothing behind"
 

@@ -357,8 +357,8 @@ async def test_ids_that_are_unknown_or_of_others_are_ignored(door: Door, version
 async def test_attachment_ids_of_earlier_releases_are_accepted(door: Door, version: Version) -> None:
     peer = await holder(door, version)
     await door.forward(HELD, envelope("a"))
-    mailbox_no = (await peer.connected()).mailbox_no
-    assert (await version.received(peer, f"{mailbox_no}-0")).body["message_count"] == 0
+    mailbox_id = (await peer.connected()).mailbox_id
+    assert (await version.received(peer, f"{mailbox_id}-0")).body["message_count"] == 0
 
 
 @each

@@ -113,8 +113,8 @@ class Backlogs(Table):
         if not groups:
             return
         made = {no: GroupBacklog(name) for no, _, name, _ in groups}
-        for no, mailbox_no, *_ in groups:
-            mailboxes[mailbox_no].groups.append(made[no])
+        for no, mailbox_id, *_ in groups:
+            mailboxes[mailbox_id].groups.append(made[no])
         leases = self._execute(
             "SELECT group_no, mailbox_no, sum(CASE WHEN dead = 0 AND until > ? THEN delayed ELSE 0 END),"
             " sum(CASE WHEN dead = 0 AND until > ? THEN 1 - delayed ELSE 0 END),"
@@ -124,10 +124,10 @@ class Backlogs(Table):
             (now, now, now, *span),
         )
         with_ended = []
-        for no, mailbox_no, given_back, leased, ended in leases:
+        for no, mailbox_id, given_back, leased, ended in leases:
             if no in made:
-                mailboxes[mailbox_no].given_back += int(given_back)
-                mailboxes[mailbox_no].leased += int(leased)
+                mailboxes[mailbox_id].given_back += int(given_back)
+                mailboxes[mailbox_id].leased += int(leased)
                 if ended:
                     with_ended.append(no)
         states = {no: self._session.positions.get(no) or state for no, _, _, state in groups}
@@ -168,8 +168,8 @@ class Backlogs(Table):
         found: list[tuple[int, int]] = []
         for start in range(0, len(groups), _AT_ONCE):
             asked: list[int] = []
-            for no, mailbox_no, *_ in groups[start : start + _AT_ONCE]:
-                asked += (no, mailbox_no, *rows.position(states[no])[0])
+            for no, mailbox_id, *_ in groups[start : start + _AT_ONCE]:
+                asked += (no, mailbox_id, *rows.position(states[no])[0])
             sql = _NEXT.replace("{rows}", ", (?, ?, ?, ?, ?, ?)" * (len(asked) // 6 - 1))
             for no, *times in self._execute(sql, asked):
                 waiting = [at for at in times if at is not None]

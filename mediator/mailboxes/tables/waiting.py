@@ -27,7 +27,7 @@ class Delays(Table):
             "INSERT INTO delayed (mailbox_no, due_at, archive, lane, size, sent_at, expire_at, key, tags, recipient,"
             " extra, payload, volatile) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
-                delayed.mailbox_no,
+                delayed.mailbox_id,
                 delayed.due_at,
                 int(delayed.archive),
                 message.lane.value,
