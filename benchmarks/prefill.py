@@ -73,7 +73,7 @@ def add_delayed(data_dir: Path, names: Sequence[str], count: int, due_at: int) -
                 boxes = _boxes(tx, names)
                 for i in range(start, min(start + CHUNK, count)):
                     box = boxes[i % len(boxes)]
-                    tx.delays.add(Delayed(0, box.no, due_at, False, _message(HIDDEN_ID, now, None)))
+                    tx.delays.add(Delayed(0, box.id, due_at, False, _message(HIDDEN_ID, now, None)))
             kept.upkeep(busy=False)
 
 

@@ -160,7 +160,7 @@ class Broker:
 
     async def _ready(self, key: MailboxKey, make: Callable[[Transaction, str, int], Mailbox]) -> None:
         if not await self.read_inline(lambda tx, _now: tx.mailboxes.find(*key) is not None):
-            await self.write(lambda tx, now: make(tx, key[0], now).no, key)
+            await self.write(lambda tx, now: make(tx, key[0], now).id, key)
 
     def connection_opened(self, connection: str) -> None:
         """Let a connection claim what it is handed, until :meth:`connection_ended` (F9)."""

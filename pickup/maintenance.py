@@ -37,7 +37,7 @@ class UnusedConnections(CleanupStep):
 
     def forget_mailbox(self, tx: Transaction, mailbox: Mailbox) -> None:
         """Forget the keys that were attached to the mailbox (D11)."""
-        tx.table(MediationTransaction).routes.remove_attached(mailbox.no)
+        tx.table(MediationTransaction).routes.remove_attached(mailbox.id)
 
 
 class OldReplays(CleanupStep):

@@ -62,7 +62,7 @@ class DidcommPart(Part):
 
         tables = tx.table(MediationTransaction)
         mailbox = tx.mailboxes.find(tenant, address)
-        connection = None if mailbox is None else tables.connections.of_mailbox(mailbox.no)
+        connection = None if mailbox is None else tables.connections.of_mailbox(mailbox.id)
         if connection is None:
             return {}
         keys = tables.routes.count(connection)

@@ -131,7 +131,7 @@ class PipelineScheduler:
                     and run.outcome is Outcome.RUNNING
                     and run.command in SCHEDULED
                 ):
-                    raise AlreadyRunningError(f"pipeline {run.command}, run {run.no}")
+                    raise AlreadyRunningError(f"pipeline {run.command}, run {run.id}")
             number = await self._begin(command)
         self._requested = asyncio.create_task(self._finish(command, number), name="requested pipeline run")
         return number

@@ -189,7 +189,7 @@ class Directory:
                 return None
             send_only = tables.mailboxes.send_only_of(tenant, [agent.address], now).get(agent.address)
             mailbox = None if send_only is None else tables.mailboxes.find(tenant, agent.address)
-            number = None if mailbox is None else mailbox.no
+            number = None if mailbox is None else mailbox.id
             return agent, send_only, number, tables.vectors.read(space, [agent.no]).get(agent.no) if space else None
 
         found = await self._broker.read(find)

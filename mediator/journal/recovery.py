@@ -111,7 +111,7 @@ class Recovery:
         def read(tx: Transaction, now: int) -> int:
             after = 0
             while rows := tx.tail.read(after, BATCH):
-                after = rows[-1].no
+                after = rows[-1].id
                 for row in rows:
                     if row.instance == self._instance:
                         for line in row.lines.splitlines():

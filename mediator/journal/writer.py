@@ -330,13 +330,13 @@ class JournalWriter:
         if self._unqueued_rows or adopt:
             after = 0
             while rows := tail.read(after, BATCH):
-                after = rows[-1].no
+                after = rows[-1].id
                 for row in rows:
                     if row.instance == self._instance and self._unqueued_rows:
                         self._requeue(row.lines)
                     elif row.instance != self._instance and row.written_at <= now - ADOPT_SECONDS * 1000:
                         self._requeue(row.lines)
-                        queued.append(row.no)
+                        queued.append(row.id)
         self._unqueued_rows = self._new_rows = False
         return queued
 

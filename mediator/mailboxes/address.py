@@ -119,7 +119,7 @@ class SendOnlyAddresses:
 
     def of(self, mailbox: Mailbox) -> str:
         """Return the send-only address of a mailbox that has an address."""
-        return self.make(mailbox.no, mailbox.tenant, mailbox.address, mailbox.created_at)
+        return self.make(mailbox.id, mailbox.tenant, mailbox.address, mailbox.created_at)
 
     def _number(self, address: str) -> int | None:
         if not is_send_only(address):

@@ -26,7 +26,7 @@ def append(tx: Transaction, mailbox: Mailbox, message: Message, archive: bool, n
         tx.outbox.add(mailbox, message)
     tx.woken.add((mailbox.tenant, mailbox.address))
     tx.events.append(
-        Event(what, now, mailbox.tenant, mailbox.no, message.lane, message.msg_id, message.size, message.created_at)
+        Event(what, now, mailbox.tenant, mailbox.id, message.lane, message.msg_id, message.size, message.created_at)
     )
 
 

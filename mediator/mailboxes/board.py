@@ -74,7 +74,7 @@ def ready(tx: Transaction, tenant: str, now: int) -> Mailbox:
     if board is None:
         # Another instance was first while this one waited for it.
         return ready(tx, tenant, now)
-    tx.events.append(Event(EventType.MAILBOX_CREATED, now, tenant, board.no, created_at=now))
+    tx.events.append(Event(EventType.MAILBOX_CREATED, now, tenant, board.id, created_at=now))
     after = ""
     while found := tx.mailboxes.public(tenant, after, (), 0, _PAGE, now):
         for mailbox in found:

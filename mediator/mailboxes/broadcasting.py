@@ -31,7 +31,7 @@ def ready(tx: Transaction, tenant: str, now: int) -> Mailbox:
     if kept is None:
         # Another instance was first while this one waited for it.
         return ready(tx, tenant, now)
-    tx.events.append(Event(EventType.MAILBOX_CREATED, now, tenant, kept.no, created_at=now))
+    tx.events.append(Event(EventType.MAILBOX_CREATED, now, tenant, kept.id, created_at=now))
     return kept
 
 

@@ -221,7 +221,7 @@ def plan(tx: Transaction, now: int, examples: int, leases_after: LeaseCursor = F
     ended = tx.mailboxes.expired(now, MAX_MAILBOXES)
     retired = tx.mailboxes.retired(MAX_MAILBOXES)
     going = (*ended, *retired)
-    numbers = {mailbox.no for mailbox in going}
+    numbers = {mailbox.id for mailbox in going}
     inside = sum(mailbox.messages for mailbox in going) - sum(item.mailbox_id in numbers for item in expired)
     waiting = sum(tx.delays.usage(mailbox).messages for mailbox in going)
     gone, dead, all_seen = _leases(tx, leases_after, now)
@@ -248,7 +248,7 @@ def plan_unused_groups(tx: Transaction, keep: int, now: int, examples: int) -> l
         return []
     mailboxes = tx.mailboxes.by_no({group.mailbox_id for group in groups[:examples]})
     shown = tuple(
-        Example(mailbox.tenant, redact(mailbox.address) if mailbox.address else "", group.no, group.seen_at + keep)
+        Example(mailbox.tenant, redact(mailbox.address) if mailbox.address else "", group.id, group.seen_at + keep)
         for group in groups[:examples]
         if (mailbox := mailboxes.get(group.mailbox_id)) is not None
     )
@@ -267,7 +267,7 @@ def _message(tx: Transaction, mailbox: Mailbox, item: Expired) -> Example:
 
 
 def _mailboxes(mailboxes: Sequence[Mailbox]) -> tuple[Example, ...]:
-    return tuple(Example(box.tenant, _shown(box), box.no, box.expire_at) for box in mailboxes)
+    return tuple(Example(box.tenant, _shown(box), box.id, box.expire_at) for box in mailboxes)
 
 
 def _leased(leases: Sequence[tuple[Mailbox, int]]) -> tuple[Example, ...]:

@@ -90,7 +90,7 @@ def create(
         if first is None:
             raise MailboxExistsError(address)
         return _taken(tx, first, request)
-    tx.events.append(Event(EventType.MAILBOX_CREATED, now, mailbox.tenant, mailbox.no, created_at=now))
+    tx.events.append(Event(EventType.MAILBOX_CREATED, now, mailbox.tenant, mailbox.id, created_at=now))
     board.post(tx, mailbox, now)
     return Created(copy(mailbox), tx.mailboxes.send_only(mailbox), token)
 
@@ -160,7 +160,7 @@ def expire(tx: Transaction, mailbox: Mailbox, now: int) -> None:
 def _free(tx: Transaction, mailbox: Mailbox, now: int, why: EventType) -> None:
     tx.woken.add(mailbox.key)
     tx.mailboxes.retire(mailbox)
-    tx.events.append(Event(why, now, mailbox.tenant, mailbox.no, created_at=mailbox.created_at))
+    tx.events.append(Event(why, now, mailbox.tenant, mailbox.id, created_at=mailbox.created_at))
 
 
 def get_live_mailbox(tx: Transaction, tenant: str, address: str, now: int, no: int | None = None) -> Mailbox:
@@ -169,7 +169,7 @@ def get_live_mailbox(tx: Transaction, tenant: str, address: str, now: int, no: i
     Of a living mailbox's send-only address, raise :class:`SendOnlyError` (A10).
     """
     mailbox = tx.mailboxes.find(tenant, address)
-    if mailbox is None or not mailbox.is_live(now) or (no is not None and mailbox.no != no):
+    if mailbox is None or not mailbox.is_live(now) or (no is not None and mailbox.id != no):
         if is_send_only(address):
             get_sendable_mailbox(tx, tenant, address, now)
             raise SendOnlyError(address)

@@ -46,14 +46,14 @@ class Event(NamedTuple):
 
 def message_event(type: EventType, now: int, mailbox: Mailbox, item: MessageRef, group_id: int = 0) -> Event:
     """Return what happened to one message of a mailbox."""
-    return Event(type, now, mailbox.tenant, mailbox.no, item.lane, item.msg_id, item.size, item.created_at, group_id)
+    return Event(type, now, mailbox.tenant, mailbox.id, item.lane, item.msg_id, item.size, item.created_at, group_id)
 
 
 def message_events(
     type: EventType, now: int, mailbox: Mailbox, items: Iterable[MessageRef], group_id: int = 0
 ) -> list[Event]:
     """Return what happened to messages of a mailbox."""
-    tenant, no = mailbox.tenant, mailbox.no
+    tenant, no = mailbox.tenant, mailbox.id
     return [Event(type, now, tenant, no, x.lane, x.msg_id, x.size, x.created_at, group_id) for x in items]
 
 
@@ -61,5 +61,5 @@ def delivery_events(
     type: EventType, now: int, mailbox: Mailbox, messages: Iterable[StoredMessage], group_id: int = 0
 ) -> list[Event]:
     """Return that messages of a mailbox were handed out."""
-    tenant, no = mailbox.tenant, mailbox.no
+    tenant, no = mailbox.tenant, mailbox.id
     return [Event(type, now, tenant, no, x.lane_number, x.msg_id, x.size, x.created_at, group_id) for x in messages]

@@ -95,7 +95,7 @@ def fetch(tx: Transaction, bounds: Bounds, request: Fetch, now: int) -> Fetched:
         tx.groups.save(group)
     elif request.force_deliver:
         tx.leases.clear(group)
-        tx.claims.forget(group.no)
+        tx.claims.forget(group.id)
         group.start_at(_start(tx, bounds, mailbox, request, now))
         tx.groups.save(group)
         # Other members that wait find what is before the new position.
@@ -119,7 +119,7 @@ def fetch_again(tx: Transaction, bounds: Bounds, request: Fetch, before: Fetched
     refuse_forwarder(tx, mailbox, request.group)
     group = tx.groups.find(mailbox, request.group)
     if group is None:
-        return Fetched(mailbox.no, [])
+        return Fetched(mailbox.id, [])
     return serve(tx, bounds, mailbox, group, request, now, backoff_until=before.backoff_until)
 
 
@@ -142,7 +142,7 @@ def _read_without_group(tx: Transaction, mailbox: Mailbox, request: Fetch, start
         if taken.full:
             break
         taken.add(tx.messages.lane(mailbox, lane, start - 1, taken.room, taken.budget, now))
-    return Fetched(mailbox.no, taken.messages, start, mailbox.expire_at)
+    return Fetched(mailbox.id, taken.messages, start, mailbox.expire_at)
 
 
 def serve(
@@ -164,7 +164,7 @@ def serve(
     must_keep = group.max_deliver is None and request.max_deliver is not None
     if must_keep:
         group.max_deliver = request.max_deliver
-    claimed = tx.claims.of_others(group.no, request.connection, now)
+    claimed = tx.claims.of_others(group.id, request.connection, now)
     leases = tx.leases.count(group, now)
     due: list[Lease] = []
     if leases.due:
@@ -186,12 +186,12 @@ def serve(
         _keep(tx, group, must_keep, moved)
         ends = [
             tx.leases.next_end(group, now),
-            tx.claims.next_end(group.no, request.connection, now) if claimed is not None else None,
+            tx.claims.next_end(group.id, request.connection, now) if claimed is not None else None,
             mailbox.expire_at,
             backoff_until,
         ]
         retry_at = min((end for end in ends if end is not None), default=None)
-        return Fetched(mailbox.no, [], retry_at=retry_at, backoff_until=backoff_until, note=note)
+        return Fetched(mailbox.id, [], retry_at=retry_at, backoff_until=backoff_until, note=note)
     if claimed is not None and not group.shared:
         group.shared = must_keep = True
         group.replies = []
@@ -202,17 +202,17 @@ def serve(
         messages = [message.with_deliveries(counts.get(message.msg_id, 0) + 1) for message in messages]
         _lease(tx, group, messages, fresh, now + ack_wait)
         # What ends the lease is not the end of a claim.
-        tx.claims.forget(group.no, request.connection)
+        tx.claims.forget(group.id, request.connection)
         must_keep = True
     else:
         if due:
             _give_without_lease(tx, group, due, items)
         moved |= group.hand_out(items)
-        tx.claims.hand_out(group.no, mailbox.key, request.connection, items, now + bounds.claim)
+        tx.claims.hand_out(group.id, mailbox.key, request.connection, items, now + bounds.claim)
     _keep(tx, group, must_keep, moved)
     kind = EventType.LEASED if ack_wait else EventType.DELIVERED
-    tx.events += delivery_events(kind, now, mailbox, messages, group.no)
-    return Fetched(mailbox.no, messages, note=note)
+    tx.events += delivery_events(kind, now, mailbox, messages, group.id)
+    return Fetched(mailbox.id, messages, note=note)
 
 
 @dataclass(slots=True)
@@ -286,7 +286,7 @@ def _give_without_lease(tx: Transaction, group: Group, due: Sequence[Lease], ite
 
 def _count_repeats(tx: Transaction, group: Group, request: Fetch, items: Sequence[tuple[Lane, int]]) -> int:
     """Return how often in a row the connection was handed just these, with no ACK of the group since."""
-    return tx.claims.count_repeats(group.no, request.connection, tuple([msg_id for _, msg_id in items]))
+    return tx.claims.count_repeats(group.id, request.connection, tuple([msg_id for _, msg_id in items]))
 
 
 def _find_backoff_end(
@@ -387,7 +387,7 @@ def dead_letter(tx: Transaction, mailbox: Mailbox, group: Group, leases: Sequenc
     for lease in leases:
         lease.dead, lease.delayed = True, False
         tx.events.append(
-            Event(EventType.DEAD, now, mailbox.tenant, mailbox.no, lease.lane, lease.msg_id, group_id=group.no)
+            Event(EventType.DEAD, now, mailbox.tenant, mailbox.id, lease.lane, lease.msg_id, group_id=group.id)
         )
     tx.leases.put(group, leases)
 

@@ -152,7 +152,7 @@ def measure_lag(tx: Transaction, rule: CopyRule, now: int) -> int:
         return 0
     leased = [lease.msg_id for lease in tx.leases.running(mailbox, group, MAX_BATCH, now)]
     since = [ref.created_at for ref in tx.messages.refs(mailbox, leased, now).values()]
-    for backlog in tx.table(Backlogs).read_slice(mailbox.no - 1, 1, now):
+    for backlog in tx.table(Backlogs).read_slice(mailbox.id - 1, 1, now):
         waiting = [each.waiting_since for each in backlog.groups if each.name == rule.group]
         since += [at for at in waiting if at is not None]
     return max(0, now - min(since, default=now))

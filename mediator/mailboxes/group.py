@@ -52,9 +52,9 @@ class Checked:
 
 @dataclass(slots=True)
 class Group:
-    """A consumer group (A4). ``no`` is given by the store."""
+    """A consumer group (A4); the store gives it its ``id``."""
 
-    no: int
+    id: int
     mailbox_id: int
     name: str
     settled: list[int]

@@ -47,9 +47,9 @@ class NewMailbox:
 
 @dataclass(slots=True)
 class Mailbox:
-    """A mailbox that exists, with its counters. ``no`` is never used again, so it names one generation (A3)."""
+    """A mailbox that exists, with its counters. ``id`` is never used again, so it names one generation (A3)."""
 
-    no: int
+    id: int
     tenant: str
     address: str
     """Empty once retired: the address is free again, what is inside waits to be collected."""
@@ -70,10 +70,10 @@ class Mailbox:
     """create_time of the newest message; never goes back, whatever the clock does (N5)."""
 
     @classmethod
-    def made(cls, no: int, new: NewMailbox) -> Self:
+    def made(cls, id: int, new: NewMailbox) -> Self:
         """Return a new mailbox as it is once the store has given it a number."""
         return cls(
-            no=no,
+            id=id,
             tenant=new.tenant,
             address=new.address,
             created_at=new.created_at,
@@ -106,7 +106,7 @@ class Mailbox:
 class MailboxRow(NamedTuple):
     """A mailbox as lists of many show it."""
 
-    no: int
+    id: int
     tenant: str
     address: str
     kind: Kind

@@ -66,7 +66,7 @@ def transfer(
     """
     source = get_live_mailbox(tx, request.tenant, writable_address(request.address), now)
     target = get_sendable_mailbox(tx, request.tenant, writable_address(request.to, "to_address"), now)
-    if target.no == source.no:
+    if target.id == source.id:
         raise BadRequestError("to_address", "expected another mailbox")
     if target.kind is Kind.LATEST:
         raise BadRequestError("to_address", "expected a mailbox that keeps more than its latest message")
@@ -118,7 +118,7 @@ class Purge:
 
     tenant: str
     address: str
-    no: int
+    mailbox_id: int
     """The generation of the mailbox (A3)."""
     before: int
     """Only messages with a smaller msg_id: what is sent meanwhile stays."""
@@ -129,12 +129,12 @@ class Purge:
 def begin_purge(tx: Transaction, tenant: str, address: str, now: int) -> Purge:
     """Return what a purge that begins now removes; it may be read, and then removed slice by slice."""
     mailbox = get_live_mailbox(tx, tenant, writable_address(address), now)
-    return Purge(tenant, address, mailbox.no, mailbox.next_id, tx.delays.last())
+    return Purge(tenant, address, mailbox.id, mailbox.next_id, tx.delays.last())
 
 
 def purge(tx: Transaction, request: Purge, now: int) -> int:
     """Remove what is delayed in a mailbox, before it falls due, then the oldest messages; return how many, 0: none."""
-    mailbox = get_live_mailbox(tx, request.tenant, request.address, now, request.no)
+    mailbox = get_live_mailbox(tx, request.tenant, request.address, now, request.mailbox_id)
     delayed = tx.delays.drop(mailbox, request.last_delayed, SLICE)
     if not delayed:
         refs = [each for each in tx.messages.first(mailbox, SLICE) if each.msg_id < request.before]
@@ -142,7 +142,7 @@ def purge(tx: Transaction, request: Purge, now: int) -> int:
             delete_all(tx, mailbox, refs, now)
         return len(refs)
     tx.events += [
-        Event(EventType.DELETED, now, mailbox.tenant, mailbox.no, each.lane, HIDDEN_ID, each.size, each.created_at)
+        Event(EventType.DELETED, now, mailbox.tenant, mailbox.id, each.lane, HIDDEN_ID, each.size, each.created_at)
         for each in delayed
     ]
     for dedup_id in {each.dedup_id for each in delayed} - {None}:

@@ -117,7 +117,7 @@ def open_cursor(
     cursor = Cursor(tuple(lanes), [-1] * len(LANES), mailbox.next_id)
     for lane in new_only:
         cursor.marks[lane] = mailbox.next_id - 1
-    return mailbox.no, cursor, _read_behind(tx, mailbox, cursor, limit, budget, now)
+    return mailbox.id, cursor, _read_behind(tx, mailbox, cursor, limit, budget, now)
 
 
 def read_next(
@@ -169,7 +169,7 @@ def join_queue_group(tx: Transaction, key: MailboxKey, name: str, keep: int, now
     group = tx.groups.find(mailbox, name, push=True)
     if group is not None and now - group.seen_at < keep:
         tx.groups.see(group, now)
-        return mailbox.no
+        return mailbox.id
     if group is None:
         if tx.groups.count(mailbox) >= MAX_GROUPS:
             raise TooManyGroupsError(MAX_GROUPS)
@@ -178,7 +178,7 @@ def join_queue_group(tx: Transaction, key: MailboxKey, name: str, keep: int, now
     group.start_at(0)
     tx.groups.save(group)
     tx.groups.see(group, now)
-    return mailbox.no
+    return mailbox.id
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +220,7 @@ def serve_queue_group(tx: Transaction, bounds: Bounds, request: QueueGroupReques
     if request.waiting:
         _renew(tx, group, request.waiting, now)
     if not request.room:
-        return Fetched(mailbox.no, [])
+        return Fetched(mailbox.id, [])
     wanted = Fetch(*request.key, group=request.group, num_msgs=request.room, ack_wait=LEASE, budget=request.budget)
     return serve(tx, bounds, mailbox, group, wanted, now, request.lanes)
 
@@ -233,7 +233,7 @@ def _settle(tx: Transaction, mailbox: Mailbox, group: Group, items: Collection[I
         tx.woken.add(mailbox.key)
     tx.pushed.raise_to(mailbox, highest_ids(items))
     there = tx.messages.refs(mailbox, ids, now).values()
-    tx.events += message_events(EventType.ACKNOWLEDGED, now, mailbox, there, group.no)
+    tx.events += message_events(EventType.ACKNOWLEDGED, now, mailbox, there, group.id)
 
 
 def _return(

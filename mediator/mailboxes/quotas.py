@@ -114,7 +114,7 @@ class Quotas:
         tenant = self.of(mailbox.tenant)
         use = self._use(tx, mailbox.tenant, tenant, size, now)
         rates = rated and [
-            self._rate("messages a second to the mailbox", quota, mailbox.no, now),
+            self._rate("messages a second to the mailbox", quota, mailbox.id, now),
             self._rate("messages a second in the tenant", tenant, mailbox.tenant, now),
         ]
         for bucket in rates or ():

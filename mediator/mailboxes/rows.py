@@ -128,7 +128,7 @@ decode_row: Callable[[Sequence[Any]], StoredMessage] = partial(tuple.__new__, St
 def mailbox(row: Row) -> KeptMailbox:
     """Read a row of ``MAILBOX`` columns."""
     return KeptMailbox(
-        no=row[0],
+        id=row[0],
         tenant=row[1],
         address=row[2] or "",
         created_at=row[3],

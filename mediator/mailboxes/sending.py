@@ -95,9 +95,9 @@ def send(
             copying.store(tx, copy, now)
     else:
         message.copy_rules = tuple(copy.rule.name for copy in copies)
-        tx.delays.add(Delayed(0, mailbox.no, due_at, archive, message))
+        tx.delays.add(Delayed(0, mailbox.id, due_at, archive, message))
         tx.session.due = due_at if tx.session.due is None else min(tx.session.due, due_at)
-        tx.events.append(Event(EventType.DELAYED, now, mailbox.tenant, mailbox.no, draft.lane, HIDDEN_ID, size, now))
+        tx.events.append(Event(EventType.DELAYED, now, mailbox.tenant, mailbox.id, draft.lane, HIDDEN_ID, size, now))
     if draft.dedup_id is not None:
         until = now + DEDUP_SPAN if expire_at is None else min(now + DEDUP_SPAN, expire_at)
         tx.dedup_ids.add(mailbox, draft.dedup_id, message.msg_id, until)
@@ -148,7 +148,7 @@ def release(tx: Transaction, now: int, limit: int, *, trusted: bool = True) -> R
             continue
         message = delayed.message
         if trusted and message.expire_at is not None and message.expire_at <= now:
-            expired = EventType.EXPIRED, now, mailbox.tenant, mailbox.no
+            expired = EventType.EXPIRED, now, mailbox.tenant, mailbox.id
             tx.events.append(Event(*expired, message.lane, HIDDEN_ID, message.size, message.sent_at))
             continue
         copied_by, message.copy_rules = message.copy_rules, ()

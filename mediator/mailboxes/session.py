@@ -149,11 +149,11 @@ class MailboxCache:
     def add(self, mailbox: KeptMailbox) -> None:
         """Remember a mailbox that has an address."""
         self._by_key[mailbox.tenant, mailbox.address] = mailbox
-        self._by_no[mailbox.no] = mailbox
+        self._by_no[mailbox.id] = mailbox
 
     def forget(self, mailbox: Mailbox) -> None:
         """Forget a mailbox, under whatever key it was known."""
-        known = self._by_no.pop(mailbox.no, None)
+        known = self._by_no.pop(mailbox.id, None)
         if known is not None and self._by_key.get((known.tenant, known.address)) is known:
             del self._by_key[known.tenant, known.address]
         if known is not None:
@@ -163,7 +163,7 @@ class MailboxCache:
         """Forget the least recently used above the capacity; only between transactions."""
         while len(self._by_key) > self._capacity:
             _, mailbox = self._by_key.popitem(last=False)
-            self._by_no.pop(mailbox.no, None)
+            self._by_no.pop(mailbox.id, None)
             self._by_send_only.pop((mailbox.tenant, mailbox.send_only), None)
 
 
@@ -307,19 +307,19 @@ class Session:
     def mark_changed(self, mailbox: Mailbox) -> KeptMailbox:
         """Have the mailbox written before the commit; return it as this transaction changes it."""
         assert isinstance(mailbox, KeptMailbox)
-        self.changed_mailboxes[mailbox.no] = mailbox
+        self.changed_mailboxes[mailbox.id] = mailbox
         return mailbox
 
     def write_later(self, mailbox: KeptMailbox, message: Message) -> None:
         """Keep a message for one insert of many."""
         self.unwritten.append((mailbox, message))
-        self.empty_lanes.discard((mailbox.no, message.lane))
+        self.empty_lanes.discard((mailbox.id, message.lane))
         if message.key is not None:
-            self._unwritten_keys.add((mailbox.no, message.key))
+            self._unwritten_keys.add((mailbox.id, message.key))
 
     def is_unwritten(self, mailbox: Mailbox, key: str) -> bool:
         """Whether a message with the key waits to be inserted."""
-        return (mailbox.no, key) in self._unwritten_keys
+        return (mailbox.id, key) in self._unwritten_keys
 
     def flush(self) -> None:
         """Insert what waits, so that a SELECT sees it."""
@@ -331,7 +331,7 @@ class Session:
         self.dialect.insert_messages(
             [
                 (
-                    mailbox.no,
+                    mailbox.id,
                     message.msg_id,
                     message.lane.value,
                     message.size,
@@ -359,8 +359,8 @@ class Session:
 
     def add_recipient_count(self, mailbox: Mailbox, recipient: str, messages: int, size: int) -> None:
         """Count for one recipient. Written before the commit: a batch brings many messages for the same few keys."""
-        before = self._recipient_counts.get((mailbox.no, recipient), (0, 0))
-        self._recipient_counts[mailbox.no, recipient] = before[0] + messages, before[1] + size
+        before = self._recipient_counts.get((mailbox.id, recipient), (0, 0))
+        self._recipient_counts[mailbox.id, recipient] = before[0] + messages, before[1] + size
 
     def flush_recipient_counts(self) -> None:
         """Write the counts of recipients; rows that fall to 0 are deleted, or rows of unused keys would pile up."""

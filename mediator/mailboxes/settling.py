@@ -57,7 +57,7 @@ def acknowledge(tx: Transaction, mailbox: Mailbox, requests: Sequence[Ack], now:
     if group is None:
         return [0] * len(requests)
     mixed = len(requests) > 1 and any(request.connection != first.connection for request in requests)
-    if mixed or group.shared or tx.claims.have_several(group.no, first.connection):
+    if mixed or group.shared or tx.claims.have_several(group.id, first.connection):
         return [_ack_shared(tx, mailbox, group, request, now) for request in requests]
     before = group.settled
     settling = _Settling(tx, mailbox, group, requests, now)
@@ -71,7 +71,7 @@ def acknowledge(tx: Transaction, mailbox: Mailbox, requests: Sequence[Ack], now:
         _add_ack_events(tx, mailbox, group, step.done, now)
     if settling.removes and (done := [ref for step in steps for ref in step.done]):
         tx.messages.remove(mailbox, done)
-    tx.claims.acknowledge_up_to(group.no, first.connection, settling.marks)
+    tx.claims.acknowledge_up_to(group.id, first.connection, settling.marks)
     return [len(step.done) for step in steps]
 
 
@@ -108,7 +108,7 @@ def _ack_shared(tx: Transaction, mailbox: Mailbox, group: Group, request: Ack, n
     _add_ack_events(tx, mailbox, group, done, now)
     if done and mailbox.retention is Retention.UNTIL_ACK:
         tx.messages.remove(mailbox, done)
-    tx.claims.acknowledge(group.no, request.connection, coverage.covers)
+    tx.claims.acknowledge(group.id, request.connection, coverage.covers)
     return len(done)
 
 
@@ -124,7 +124,7 @@ def _has_leases(tx: Transaction, group: Group, now: int) -> bool:
 
 
 def _add_ack_events(tx: Transaction, mailbox: Mailbox, group: Group, done: Sequence[MessageRef], now: int) -> None:
-    tx.events += message_events(EventType.ACKNOWLEDGED, now, mailbox, done, group.no)
+    tx.events += message_events(EventType.ACKNOWLEDGED, now, mailbox, done, group.id)
     if mailbox.retention is Retention.UNTIL_ACK:
         tx.events += message_events(EventType.DELETED, now, mailbox, done)
 
@@ -136,9 +136,9 @@ class _Coverage:
         ids = list(dict.fromkeys(request.ids))
         leases = {lease.msg_id: lease for lease in tx.leases.get(group, ids)}
         there = tx.messages.refs(mailbox, ids, now)
-        consumer = tx.claims.consumer(group.no, request.connection)
+        consumer = tx.claims.consumer(group.id, request.connection)
         handed = consumer.lanes
-        claimed = tx.claims.of_others(group.no, request.connection, now) or [set() for _ in LANES]
+        claimed = tx.claims.of_others(group.id, request.connection, now) or [set() for _ in LANES]
         self._covered: list[set[int]] = [set() for _ in LANES]
         self._position = [-1] * len(LANES)
         """Up to where all is covered, by messages that this connection was not handed."""
@@ -216,7 +216,7 @@ class _Settling:
         ids = [msg_id for request in requests for msg_id in request.ids]
         self._tx = tx
         self._connection = requests[0].connection
-        self._consumer = tx.claims.consumer(group.no, self._connection)
+        self._consumer = tx.claims.consumer(group.id, self._connection)
         self._mailbox = mailbox
         self._group = group
         self._now = now
@@ -378,7 +378,7 @@ def drop_group(tx: Transaction, tenant: str, address: str, name: str, now: int, 
         raise BadRequestError("group_name", "the mailbox has no such group")
     if not begun and tx.leases.running(mailbox, group, 1, now):
         raise BadRequestError("group_name", "its members hold messages: acknowledge them or give them back first")
-    if tx.groups.drop_leases(group.no, DEAD_SLICE) == DEAD_SLICE:
+    if tx.groups.drop_leases(group.id, DEAD_SLICE) == DEAD_SLICE:
         return False
     tx.groups.drop(group)
     return True

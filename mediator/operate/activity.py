@@ -275,7 +275,7 @@ class Activity:
             and {
                 "tenant": oldest.tenant,
                 "mail_address": oldest.address,
-                "number": oldest.no,
+                "number": oldest.id,
                 "created_at": (oldest.waiting_since or 0) / 1000,
             },
             "storage": await self._storage(),

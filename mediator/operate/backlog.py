@@ -186,7 +186,7 @@ class BacklogMeter:
             mailboxes = await self._broker.read(partial(_read_slice, after))
             if not mailboxes:
                 break
-            after = mailboxes[-1].no
+            after = mailboxes[-1].id
             for mailbox in mailboxes:
                 totals = tenants[mailbox.tenant]
                 late = [group for group in mailbox.groups if self._lags(group, found.began_at)]
@@ -364,12 +364,12 @@ class BacklogSeries(Collector):
             labels=["mailbox"],
         )
         for mailbox in backlog.deepest[:most]:
-            messages.add_metric([f"id:{mailbox.no}"], mailbox.messages)
-            size.add_metric([f"id:{mailbox.no}"], mailbox.bytes)
+            messages.add_metric([f"id:{mailbox.id}"], mailbox.messages)
+            size.add_metric([f"id:{mailbox.id}"], mailbox.bytes)
         for mailbox in backlog.longest_waiting[:most]:
-            oldest.add_metric([f"id:{mailbox.no}"], _age(mailbox.waiting_since, now))
+            oldest.add_metric([f"id:{mailbox.id}"], _age(mailbox.waiting_since, now))
         for mailbox in backlog.most_dead[:most]:
-            dead.add_metric([f"id:{mailbox.no}"], mailbox.dead)
+            dead.add_metric([f"id:{mailbox.id}"], mailbox.dead)
         yield from (messages, size, oldest, dead)
 
 

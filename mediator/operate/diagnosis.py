@@ -63,7 +63,7 @@ def summarize(mailbox: Mailbox) -> MailboxSummary:
 
 def _renamed(mailbox: Mailbox) -> dict[str, Any]:
     """Return the fields of a record whose names are not those of the mailbox."""
-    return {"mail_address": mailbox.address, "number": mailbox.no, "newest_at": mailbox.last_at or None}
+    return {"mail_address": mailbox.address, "number": mailbox.id, "newest_at": mailbox.last_at or None}
 
 
 def inspect_mailbox(
@@ -366,7 +366,7 @@ def _group(mailbox: Mailbox, address: str, group: GroupView, now: int) -> Iterat
             f"Dead for group {name}: {least}{_messages(group.dead)}, each delivered "
             f"{format_count(group.max_deliver or 0, 'time')} without an ACK.",
             f"List them: `mediator dead list {address} --group {quote(name)}`. Then redrive or drop them.",
-            f"/mailboxes/{url_quote(mailbox.tenant, safe='')}/id:{mailbox.no}/dead/{url_quote(name, safe='')}",
+            f"/mailboxes/{url_quote(mailbox.tenant, safe='')}/id:{mailbox.id}/dead/{url_quote(name, safe='')}",
         )
     if group.waiting:
         long = group.waiting_since is not None and now - group.waiting_since > QUIET

@@ -187,7 +187,7 @@ def _names(mailboxes: Iterable[MailboxBacklog]) -> str:
 
 def _name(mailbox: MailboxBacklog) -> str:
     """Name a mailbox to all operators: who may not read payloads must not learn its address (A7)."""
-    return f"{redact(mailbox.address)} (id:{mailbox.no}, tenant {mailbox.tenant})"
+    return f"{redact(mailbox.address)} (id:{mailbox.id}, tenant {mailbox.tenant})"
 
 
 def _tenant_page(tenant: str) -> str:
@@ -195,7 +195,7 @@ def _tenant_page(tenant: str) -> str:
 
 
 def _mailbox_page(mailbox: MailboxBacklog) -> str:
-    return f"/mailboxes/{_quoted(mailbox.tenant)}/id:{mailbox.no}"
+    return f"/mailboxes/{_quoted(mailbox.tenant)}/id:{mailbox.id}"
 
 
 def _quoted(text: str) -> str:

@@ -118,7 +118,7 @@ class Forgetting:
         """End the mailbox and what the parts have of it; return what went, and the mailbox's number."""
         removed: Counter[str] = Counter()
         mailbox = tx.mailboxes.find(tenant, address)
-        number = None if mailbox is None else mailbox.no
+        number = None if mailbox is None else mailbox.id
         removed["copy_rules"] += copying.forget_rules(tx, tenant, address)
         for forget_address in self._of_parts:
             removed.update(forget_address(tx, tenant, address, now))
@@ -161,7 +161,7 @@ class Forgetting:
         """Remove the copies that rules made of the mailbox's messages, wherever in the tenant they are now (C6)."""
         broker, count, last = self._broker, 0, ""
         while addresses := await broker.read(
-            lambda tx, now: [(each.address, each.no) for each in tx.mailboxes.list(tenant, last, _SLICE, now)]  # noqa: B023
+            lambda tx, now: [(each.address, each.id) for each in tx.mailboxes.list(tenant, last, _SLICE, now)]  # noqa: B023
         ):
             for last, number in addresses:  # noqa: B007
                 after: int | None = HIDDEN_ID

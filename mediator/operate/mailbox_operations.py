@@ -160,7 +160,7 @@ class MailboxOperations:
         return {
             "tenant": tenant,
             "mail_address": mailbox.address,
-            "number": mailbox.no,
+            "number": mailbox.id,
             "send_address": made.send_only,
             "token": made.token,
         }
@@ -306,7 +306,7 @@ class _Look:
     rows: list[MailboxRow]
 
     def counts(self) -> "dict[int, _Flow]":
-        return {row.no: _Flow(row.next_id, row.next_id - row.messages) for row in self.rows}
+        return {row.id: _Flow(row.next_id, row.next_id - row.messages) for row in self.rows}
 
 
 @dataclass(slots=True)
@@ -369,9 +369,9 @@ class RankingOperations:
         if order in keys:
             rows = sorted(rows, key=keys[order])
         shown = rows[skip : skip + limit]
-        held = await self._broker.read(lambda tx, now: _held(tx, [row.no for row in shown], now))
+        held = await self._broker.read(lambda tx, now: _held(tx, [row.id for row in shown], now))
         return {
-            "mailboxes": [_rank(row, rates.get(row.no), held.get(row.no)).to_json() for row in shown],
+            "mailboxes": [_rank(row, rates.get(row.id), held.get(row.id)).to_json() for row in shown],
             "looked_at": len(rows),
             "complete": len(rows) < LOOKED_AT,
         }
@@ -426,7 +426,7 @@ def _rates(question: _Question) -> dict[int, _Flow]:
 def _held(tx: Transaction, numbers: Sequence[int], now: int) -> dict[int, MailboxBacklog]:
     """Return what waits in each of these mailboxes, those that live."""
     table = tx.table(Backlogs)
-    return {found.no: found for no in numbers for found in table.read_slice(no - 1, 1, now)}
+    return {found.id: found for no in numbers for found in table.read_slice(no - 1, 1, now)}
 
 
 def _rank(row: MailboxRow, rates: _Flow | None, held: MailboxBacklog | None) -> RankedMailbox:
@@ -436,7 +436,7 @@ def _rank(row: MailboxRow, rates: _Flow | None, held: MailboxBacklog | None) -> 
     return RankedMailbox.of(
         row,
         mail_address=row.address,
-        number=row.no,
+        number=row.id,
         newest_at=row.last_at or None,
         ready=max(0, row.messages - leased - given_back - dead),
         leased=leased,

@@ -62,7 +62,7 @@ class RunHistory:
         """Record a run that begins now, and return its number; :class:`BadRequestError` if it is invalid."""
         new = new_run(command, arguments, self.instance, process)
         run = await self._broker.write(lambda tx, now: tx.table(Runs).add(new, now))
-        return run.no
+        return run.id
 
     async def end(self, no: int, outcome: Outcome, numbers: Mapping[str, object], error: str) -> bool:
         """Record how a run ended; False if it had ended already or is no longer kept."""
@@ -126,7 +126,7 @@ class RunLog(RunView):
 
 def describe_run(run: Run) -> Answer:
     """Return a run as in answers of the service; times are Unix seconds."""
-    return RunView.of(run, run=run.no).to_json()
+    return RunView.of(run, run=run.id).to_json()
 
 
 class RunHistoryClient:
@@ -145,7 +145,7 @@ class RunHistoryClient:
 
         def work(store: Store) -> Answer:
             with store.transaction() as tx:
-                return {"run": tx.table(Runs).add(new, wall_clock()).no}
+                return {"run": tx.table(Runs).add(new, wall_clock()).id}
 
         # new_run has bounded them and removed secrets.
         fields = {"name": command, "arguments": list(new.arguments), "process": process}
@@ -257,7 +257,7 @@ class RunOperations:
         if found is None:
             raise NoSuchRunError
         run, log = found
-        return RunLog.of(run, run=run.no, log=log.splitlines()).to_json()
+        return RunLog.of(run, run=run.id, log=log.splitlines()).to_json()
 
 
 def _fine(runs: list[Run], instance: str) -> Finding:

@@ -120,7 +120,7 @@ class Ending:
 class Run:
     """A run. Times are milliseconds since the epoch."""
 
-    no: int
+    id: int
     command: str
     arguments: tuple[str, ...]
     instance: str

@@ -474,7 +474,7 @@ class PostgresDialect:
         changed = [m for m in mailboxes if m.dirty or m.next_id != m.stored_id]
         if not changed:
             return
-        counters = [(m.next_id, m.messages, m.bytes, m.last_at, m.dedup_ids, m.no) for m in changed]
+        counters = [(m.next_id, m.messages, m.bytes, m.last_at, m.dedup_ids, m.id) for m in changed]
         if len(counters) == 1:
             self._tell(_SAVE_ONE, counters[0])
         else:

@@ -458,7 +458,7 @@ class SqliteDialect:
         count, size, last_id, last_at = self.execute(
             "SELECT count(*), coalesce(sum(size), 0), max(msg_id), max(created_at) FROM message"
             " WHERE mailbox_no = ? AND msg_id >= ?",
-            (mailbox.no, mailbox.stored_id),
+            (mailbox.id, mailbox.stored_id),
         )[0]
         if count:
             mailbox.messages += count
@@ -486,7 +486,7 @@ class SqliteDialect:
         if due:
             self.connection.executemany(
                 "UPDATE mailbox SET next_id = ?, messages = ?, bytes = ?, last_at = ?, dedup_ids = ? WHERE no = ?",
-                [(m.next_id, m.messages, m.bytes, m.last_at, m.dedup_ids, m.no) for m in due],
+                [(m.next_id, m.messages, m.bytes, m.last_at, m.dedup_ids, m.id) for m in due],
             )
         for mailbox in due:
             mailbox.stored_id = mailbox.next_id

@@ -287,7 +287,7 @@ class ConnectionOperations:
             "seen_at": view.seen_at,
             "keys": view.keys,
             "mail_address": None if mailbox is None else mailbox.address,
-            "mailbox_number": None if mailbox is None else mailbox.no,
+            "mailbox_number": None if mailbox is None else mailbox.id,
             "messages": 0 if mailbox is None else mailbox.messages,
             "bytes": 0 if mailbox is None else mailbox.bytes,
             "live": self._sessions.has(connection.no),

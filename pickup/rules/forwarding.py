@@ -168,7 +168,7 @@ def _find(
     if route is None or route.key in rules.denied:
         return None
     mailbox = tx.mailboxes.find(tenant, route.address)
-    lives = mailbox is not None and mailbox.no == route.mailbox_id and mailbox.is_live(now)
+    lives = mailbox is not None and mailbox.id == route.mailbox_id and mailbox.is_live(now)
     return (route, mailbox) if mailbox is not None and lives else None
 
 
@@ -180,7 +180,7 @@ def _find_all(
     for key in keys:
         one = _find(tx, rules, tenant, key, now)
         if one is not None:
-            found.setdefault(one[1].no, one)
+            found.setdefault(one[1].id, one)
     return list(found.values())
 
 
@@ -234,12 +234,12 @@ def _first_recipient(tx: MediationTransaction, mailbox: Mailbox, named: Sequence
     for recipient in named:
         key = canonical(recipient)
         route = None if key is None else tx.routes.resolve(mailbox.tenant, key)
-        if route is not None and route.mailbox_id == mailbox.no:
+        if route is not None and route.mailbox_id == mailbox.id:
             return route.key
     return None
 
 
 def find_holder(tx: MediationTransaction, mailbox: Mailbox) -> int | None:
     """Return the number of the connection that a mailbox was granted to."""
-    connection = tx.connections.of_mailbox(mailbox.no)
+    connection = tx.connections.of_mailbox(mailbox.id)
     return None if connection is None else connection.no

@@ -89,12 +89,12 @@ def grant(
         retention=Retention.UNTIL_ACK,
     )
     mailbox = creating.create(tx, bounds, random, request, now).mailbox
-    granted = replace(current, mailbox_id=mailbox.no, address=mailbox.address, handed=(), handed_in=())
+    granted = replace(current, mailbox_id=mailbox.id, address=mailbox.address, handed=(), handed_in=())
     tx.connections.save(granted)
     offset = 0
     while routes := tx.routes.of(granted, offset, ROUTES_AT_ONCE):
         for route in routes:
-            tx.routes.put(replace(route, address=mailbox.address, mailbox_id=mailbox.no))
+            tx.routes.put(replace(route, address=mailbox.address, mailbox_id=mailbox.id))
         offset += len(routes)
     return granted
 
@@ -129,7 +129,7 @@ def find_mailbox(tx: MediationTransaction, connection: Connection, now: int) -> 
     if connection.address is None:
         return None
     mailbox = tx.mailboxes.find(connection.tenant, connection.address)
-    if mailbox is None or mailbox.no != connection.mailbox_id or not mailbox.is_live(now):
+    if mailbox is None or mailbox.id != connection.mailbox_id or not mailbox.is_live(now):
         return None
     return mailbox
 
@@ -224,7 +224,7 @@ def _add(
             return KeylistResult.CLIENT_ERROR
     if route is not None:
         tx.routes.remove(route)
-    tx.routes.put(Route(connection.tenant, key, mailbox.address, mailbox.no, connection.no, now, now))
+    tx.routes.put(Route(connection.tenant, key, mailbox.address, mailbox.id, connection.no, now, now))
     return KeylistResult.SUCCESS
 
 
@@ -274,7 +274,7 @@ def attach_key(
     there = tx.routes.find(tenant, name)
     if there is not None and there.connection_id is not None:
         raise BadRequestError("key", "is in the keylist of a connection")
-    route = Route(tenant, name, mailbox.address, mailbox.no, None, now, now)
+    route = Route(tenant, name, mailbox.address, mailbox.id, None, now, now)
     tx.routes.put(route)
     tx.routes.add_keys(route, inside)
     return route

@@ -162,7 +162,7 @@ def confirm_batch(tx: MediationTransaction, connection: Connection, now: int) ->
     mailbox = get_mailbox(tx, connection, now)
     # Another request may have settled it since the connection was read, or a newer batch was sent.
     current = tx.connections.get(connection.no)
-    if current is None or current.mailbox_id != mailbox.no or current.handed_in != connection.handed_in:
+    if current is None or current.mailbox_id != mailbox.id or current.handed_in != connection.handed_in:
         return current or connection
     _acknowledge(tx, mailbox, current.handed, now)
     return _forget_handed(tx, current)

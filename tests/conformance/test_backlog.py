@@ -22,7 +22,7 @@ def read_all(broker: Broker, limit: int = 100) -> dict[str, MailboxBacklog]:
     found: list[MailboxBacklog] = []
     while True:
         with broker.store.reading() as tx:
-            more = tx.table(Backlogs).read_slice(found[-1].no if found else 0, limit, broker.now)
+            more = tx.table(Backlogs).read_slice(found[-1].id if found else 0, limit, broker.now)
         if not more:
             return {each.address: each for each in found}
         assert len(more) <= limit

@@ -100,8 +100,8 @@ def test_the_mailbox_of_broadcasts_is_hidden_and_permanent(store):
         add(tx, "a")
         assert [mailbox.address for mailbox in tx.mailboxes.list(TENANT, "", ALL, T0)] == ["a"]
         assert tx.mailboxes.public(TENANT, "", (), 0, ALL, T0) == []
-        assert broadcasting.ready(tx, TENANT, T0).no == get(tx, HIDDEN).no
-        assert broadcasting.ready(tx, "other", T0).no != get(tx, HIDDEN).no
+        assert broadcasting.ready(tx, TENANT, T0).id == get(tx, HIDDEN).id
+        assert broadcasting.ready(tx, "other", T0).id != get(tx, HIDDEN).id
         for address in (HIDDEN, PUBLIC):
             with pytest.raises(BadRequestError):
                 creating.delete(tx, TENANT, address, T0)

@@ -403,7 +403,7 @@ def test_copies_of_a_forgotten_mailbox_and_its_rules_go(broker, monkeypatch):
         broker.send(b"x", to=BOX if number % 2 else "other")
     broker.send(b"", to=AUDIT)
     assert broker.run(lambda tx: copying.forget_rules(tx, TENANT, BOX)) == 1
-    target, after, total = broker.mailbox(AUDIT).no, -1, 0
+    target, after, total = broker.mailbox(AUDIT).id, -1, 0
     while after is not None:
         with broker.reading() as tx:
             found, after = copying.find_copies(tx, target, {BOX}, after)
@@ -528,7 +528,7 @@ def test_copies_of_a_generated_address_are_found_by_it(broker):
     broker.delete_mailbox(made.mailbox.address)
     broker.clean_up()
     with broker.reading() as tx:
-        found = copying.find_copies(tx, broker.mailbox(AUDIT).no, {made.mailbox.address}, -1)
+        found = copying.find_copies(tx, broker.mailbox(AUDIT).id, {made.mailbox.address}, -1)
     assert found == ([0], None)
 
 

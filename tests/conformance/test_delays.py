@@ -37,7 +37,7 @@ def test_a_delayed_message_is_kept_whole_and_seen_nowhere(store, reopen):
     with store.reading() as tx:
         [kept] = tx.delays.due(T0 + 100, ALL, ALL)
         assert [kept] == tx.delays.of(get(tx), ALL)
-        assert (kept.mailbox_id, kept.due_at, kept.archive) == (get(tx).no, T0 + 100, True)
+        assert (kept.mailbox_id, kept.due_at, kept.archive) == (get(tx).id, T0 + 100, True)
         assert kept.message == delayed.message
         assert kept.message.msg_id == HIDDEN_ID
         assert kept.message.lane is Lane.LOW
@@ -317,7 +317,7 @@ def test_what_the_archive_has_leaves_the_outbox_by_its_name(store, reopen):
         for seq in range(1, 701):
             message = put(tx, mailbox, bytes(range(256)))
             tx.outbox.add(mailbox, message)
-            copies.append(OutboxKey(seq, mailbox.no, message.msg_id, message.created_at))
+            copies.append(OutboxKey(seq, mailbox.id, message.msg_id, message.created_at))
         tx.delays.add(waiting(mailbox, T0 + 1, archive=True))
     with store.transaction() as tx:
         assert tx.outbox.remove([]) == 0

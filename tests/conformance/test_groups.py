@@ -23,13 +23,13 @@ def test_a_new_group_stands_before_the_first_message(store):
         mailbox, other = add(tx), add(tx, "other")
         assert tx.groups.find(mailbox, "g") is None
         added = tx.groups.add(mailbox, "g")
-        assert (added.mailbox_id, added.name) == (mailbox.no, "g")
+        assert (added.mailbox_id, added.name) == (mailbox.id, "g")
         assert added.settled == added.delivered == [-1, -1, -1, -1]
         assert added.replies == []
         assert added.max_deliver is None
         assert tx.groups.find(mailbox, "g") == added
         assert tx.groups.find(other, "g") is None
-        assert tx.groups.add(other, "g").no != added.no
+        assert tx.groups.add(other, "g").id != added.id
     with store.reading() as tx:
         assert tx.groups.find(get(tx), "g") == added
         assert tx.groups.find(get(tx), "G") is None
@@ -73,7 +73,7 @@ def test_a_position_outlives_a_restart(reopen, store):
         tx.groups.save(group)
     with reopen().reading() as tx:
         found = tx.groups.find(get(tx), "g")
-        assert found.no == group.no
+        assert found.id == group.id
         assert found.settled == [2**40, 2**40 - 1, 2**40 - 1, 2**40 - 1]
         assert found.delivered == [2**40, 2**40 - 1, 2**40 - 1, 2**40 + 1]
         assert found.max_deliver == 1_000_000
@@ -102,7 +102,7 @@ def test_groups_are_listed_by_name_and_counted(store):
     with store.transaction() as tx:
         mailbox, other = add(tx), add(tx, "other")
         tx.groups.add(other, "z")
-        numbers = {tx.groups.add(mailbox, name).no: name for name in reversed(NAMES)}
+        numbers = {tx.groups.add(mailbox, name).id: name for name in reversed(NAMES)}
         assert tx.groups.count(mailbox) == len(NAMES)
     with store.reading() as tx:
         mailbox = get(tx)
@@ -121,7 +121,7 @@ def test_groups_are_listed_by_name_and_counted(store):
 def test_groups_by_number_are_copies(store):
     with store.transaction() as tx:
         mailbox = add(tx)
-        no = tx.groups.add(mailbox, "g").no
+        no = tx.groups.add(mailbox, "g").id
         tx.groups.by_no({no})[no].settled[0] = 5
         assert tx.groups.find(mailbox, "g").settled == [-1] * 4
 
@@ -334,11 +334,11 @@ def test_ended_leases_of_all_groups_come_in_order_of_their_end(store, leased):
     with store.transaction() as tx:
         other = tx.groups.find(get(tx), "other")
         tx.leases.remove(other, range(2, 10))
-        first, second = sorted([leased.no, other.no])
+        first, second = sorted([leased.id, other.id])
         tx.leases.put(other, [Lease(0, Lane.NORMAL, T0 + 10, 1), Lease(1, Lane.NORMAL, T0 + 11, 1)])
-        wanted = [LeaseCursor(NO_LEASE, leased.no, 3), LeaseCursor(NO_LEASE, leased.no, 6)]
-        wanted += [LeaseCursor(T0 + 3, leased.no, 5), LeaseCursor(T0 + 5, leased.no, 2)]  # the first of them is dead
-        by_group = {leased.no: [0, 4], other.no: [0]}
+        wanted = [LeaseCursor(NO_LEASE, leased.id, 3), LeaseCursor(NO_LEASE, leased.id, 6)]
+        wanted += [LeaseCursor(T0 + 3, leased.id, 5), LeaseCursor(T0 + 5, leased.id, 2)]  # the first of them is dead
+        by_group = {leased.id: [0, 4], other.id: [0]}
         wanted += [LeaseCursor(T0 + 10, no, msg_id) for no in (first, second) for msg_id in by_group[no]]
         assert tx.leases.ended(BEGIN, T0 + 10, ALL) == wanted
         assert tx.leases.ended(BEGIN, T0 + 10, 2) == wanted[:2]
@@ -393,7 +393,7 @@ def test_cached_changes_are_seen_at_once_and_rolled_back(store):
     with store.reading() as tx:
         found = tx.groups.find(get(tx), "g")
         assert (found.settled, found.delivered) == ([-1] * 4, [1, 2, 3, 4])
-        assert tx.groups.by_no([found.no])[found.no].delivered == [1, 2, 3, 4]
+        assert tx.groups.by_no([found.id])[found.id].delivered == [1, 2, 3, 4]
 
 
 @pytest.mark.rule("K2")
@@ -416,10 +416,10 @@ def test_more_positions_than_are_remembered_are_written(tmp_path, monkeypatch):
         mailbox = add(tx)
         groups = [tx.groups.add(mailbox, f"g{number}") for number in range(5)]
         for group in groups:
-            group.delivered = [group.no] * 4
+            group.delivered = [group.id] * 4
             tx.groups.remember(group)
     with store.transaction() as tx:
-        assert [tx.groups.find(get(tx), g.name).delivered for g in groups] == [[g.no] * 4 for g in groups]
+        assert [tx.groups.find(get(tx), g.name).delivered for g in groups] == [[g.id] * 4 for g in groups]
     store.close()
 
 

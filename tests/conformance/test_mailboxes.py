@@ -65,7 +65,7 @@ def test_the_same_address_in_two_tenants_is_two_mailboxes(store):
     with store.transaction() as tx:
         ours, theirs = add(tx, "a", tenant="x"), add(tx, "a", tenant="y")
         put(tx, ours)
-        assert ours.no != theirs.no
+        assert ours.id != theirs.id
         assert get(tx, "a", "x").messages == 1
         assert get(tx, "a", "y").messages == 0
         assert everything(tx, theirs) == []
@@ -108,7 +108,7 @@ def test_a_retired_mailbox_frees_its_address(store):
         assert tx.mailboxes.find(TENANT, "a") is None
         assert tx.mailboxes.list(TENANT, "", ALL, T0) == []
         new = add(tx)
-        assert new.no != old.no
+        assert new.id != old.id
     with store.transaction() as tx:
         new = get(tx)
         assert new.next_id == 0
@@ -120,7 +120,7 @@ def test_a_retired_mailbox_frees_its_address(store):
         assert tx.delays.of(new, ALL) == []
         put(tx, new, b"new")
         [left] = tx.mailboxes.retired(ALL)
-        assert left.no == old.no
+        assert left.id == old.id
         assert left.address == ""
         assert [ref.size for ref in tx.messages.first(left, ALL)] == [3]
 
@@ -131,10 +131,10 @@ def test_the_same_address_may_be_retired_again_and_again(store):
     for _ in range(4):
         with store.transaction() as tx:
             mailbox = add(tx)
-            numbers.add(mailbox.no)
+            numbers.add(mailbox.id)
             tx.mailboxes.retire(mailbox)
     with store.transaction() as tx:
-        assert {mailbox.no for mailbox in tx.mailboxes.retired(ALL)} == numbers
+        assert {mailbox.id for mailbox in tx.mailboxes.retired(ALL)} == numbers
         assert len(numbers) == 4
         assert len(tx.mailboxes.retired(3)) == 3
 
@@ -145,7 +145,7 @@ def test_the_number_of_a_dropped_mailbox_is_never_given_again(reopen, store):
     for _ in range(3):
         with store.transaction() as tx:
             mailbox = add(tx)
-            numbers.append(mailbox.no)
+            numbers.append(mailbox.id)
             tx.mailboxes.retire(mailbox)
             tx.mailboxes.drop(mailbox)
             assert tx.mailboxes.retired(ALL) == []
@@ -158,14 +158,14 @@ def test_the_number_of_a_dropped_mailbox_is_never_given_again(reopen, store):
 def test_by_no_finds_living_and_retired_ones(store):
     with store.transaction() as tx:
         a, b, c = add(tx, "a"), add(tx, "b"), add(tx, "c")
-        wanted = {c.no, a.no, b.no, c.no + 1000}
+        wanted = {c.id, a.id, b.id, c.id + 1000}
         tx.mailboxes.retire(b)
     with store.transaction() as tx:
         found = tx.mailboxes.by_no(wanted)
-        assert {no: mailbox.address for no, mailbox in found.items()} == {a.no: "a", b.no: "", c.no: "c"}
-        assert {no: mailbox.no for no, mailbox in found.items()} == {no: no for no in found}
+        assert {no: mailbox.address for no, mailbox in found.items()} == {a.id: "a", b.id: "", c.id: "c"}
+        assert {no: mailbox.id for no, mailbox in found.items()} == {no: no for no in found}
         assert tx.mailboxes.by_no(iter([])) == {}
-        assert list(tx.mailboxes.by_no(no for no in [c.no])) == [c.no]
+        assert list(tx.mailboxes.by_no(no for no in [c.id])) == [c.id]
 
 
 @pytest.mark.rule("M4")
@@ -234,7 +234,7 @@ def test_usage_sums_the_mailboxes_of_one_tenant(store):
 
 def test_many_mailboxes_are_found_by_number(store):
     with store.transaction() as tx:
-        numbers = [add(tx, f"m{number}").no for number in range(1200)]
+        numbers = [add(tx, f"m{number}").id for number in range(1200)]
     with store.transaction() as tx:
         assert set(tx.mailboxes.by_no(numbers)) == set(numbers)
 
@@ -272,7 +272,7 @@ def look_at_rows(store):
         first, second, third = tx.mailboxes.list_rows(TENANT, "a", ALL, T0 + 5)
         assert (first.address, first.messages, first.oldest_at) == ("a", 0, None)
         assert second == MailboxRow(
-            get(tx, "a.b").no, TENANT, "a.b", Kind.STANDARD, Retention.UNTIL_ACK,
+            get(tx, "a.b").id, TENANT, "a.b", Kind.STANDARD, Retention.UNTIL_ACK,
             2, 4, 3, None, T0 + 3, T0 + 2,
         )  # fmt: skip
         assert (third.address, third.messages, third.next_id) == ("ab", 1, 1)

@@ -141,11 +141,11 @@ def test_connections_are_found_by_the_keys_of_their_mailboxes(store):
         granted = []
         for tenant, caller in ((TENANT, ALICE), (TENANT, BOB), ("other", ALICE)):
             mailbox = add(tx, f"box of {caller}", tenant=tenant, kind=Kind.MEDIATION)
-            connection = replace(connect(tx, caller, tenant), mailbox_id=mailbox.no, address=mailbox.address)
+            connection = replace(connect(tx, caller, tenant), mailbox_id=mailbox.id, address=mailbox.address)
             tx.connections.save(connection)
             granted.append((mailbox.key, connection))
         plain = add(tx, "plain")
-        tx.connections.save(replace(connect(tx, "c"), mailbox_id=plain.no, address=plain.address))
+        tx.connections.save(replace(connect(tx, "c"), mailbox_id=plain.id, address=plain.address))
         nobodys = add(tx, "nobody's", kind=Kind.MEDIATION)
     keys = [plain.key, nobodys.key, (TENANT, "missing"), ("other", f"box of {BOB}"), *(key for key, _ in granted)]
     with within(store.reading(), MediationTransaction) as tx:
@@ -242,7 +242,7 @@ def test_connections_are_compared_and_found_by_names(store):
         mailbox = add(tx, kind=Kind.MEDIATION)
         alice, bob = connect(tx, ALICE, label=ODD), connect(tx, BOB)
         connect(tx, "did:key:z6MkAlina", "other")
-        tx.connections.save(replace(alice, mailbox_id=mailbox.no, address=mailbox.address, seen_at=T0 + 5))
+        tx.connections.save(replace(alice, mailbox_id=mailbox.id, address=mailbox.address, seen_at=T0 + 5))
         for number in range(3):
             put(tx, mailbox, b"four", created_at=T0 + number)
         lead(tx, "did:key:z6MkAlso", bob)
@@ -447,20 +447,20 @@ def test_keys_attached_to_a_mailbox_are_listed_and_removed(store):
     with within(store.transaction(), MediationTransaction) as tx:
         connection = connect(tx)
         mailbox, other = add(tx, retention=Retention.UNTIL_ACK), add(tx, "other")
-        late = lead(tx, "k1", mailbox_id=mailbox.no, created_at=T0 + 1)
-        early = lead(tx, "k2", mailbox_id=mailbox.no)
-        stays = lead(tx, "k3", mailbox_id=other.no, created_at=T0 + 2)
-        theirs = lead(tx, "k4", connection, mailbox_id=mailbox.no)
+        late = lead(tx, "k1", mailbox_id=mailbox.id, created_at=T0 + 1)
+        early = lead(tx, "k2", mailbox_id=mailbox.id)
+        stays = lead(tx, "k3", mailbox_id=other.id, created_at=T0 + 2)
+        theirs = lead(tx, "k4", connection, mailbox_id=mailbox.id)
         elsewhere = lead(tx, "k1", tenant="other", mailbox_id=99)
         assert tx.routes.attached(TENANT, ALL) == [early, late, stays]
         assert tx.routes.attached(TENANT, 1) == [early]
         assert tx.routes.attached("other", ALL) == [elsewhere]
     with undone(store, MediationTransaction) as tx:
-        tx.routes.remove_attached(mailbox.no)
+        tx.routes.remove_attached(mailbox.id)
         assert tx.routes.attached(TENANT, ALL) == [stays]
     with within(store.transaction(), MediationTransaction) as tx:
         assert tx.routes.attached(TENANT, ALL) == [early, late, stays]
-        tx.routes.remove_attached(mailbox.no)
+        tx.routes.remove_attached(mailbox.id)
         assert tx.routes.attached(TENANT, ALL) == [stays]
         assert tx.routes.find(TENANT, "k1") is tx.routes.find(TENANT, "k2") is None
         # A keylist is its holder's: the next grant leads its keys to a new mailbox (D1).

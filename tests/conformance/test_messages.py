@@ -377,11 +377,11 @@ def test_expired_comes_oldest_expiry_first_from_all_mailboxes(store):
         put(tx, b, expire_at=T0 + 31)
     with store.transaction() as tx:
         assert [(x.mailbox_id, x.ref.msg_id) for x in tx.messages.expired(T0 + 30, ALL)] == [
-            (b.no, 0),
-            (a.no, 2),
-            (a.no, 0),
+            (b.id, 0),
+            (a.id, 2),
+            (a.id, 0),
         ]
-        assert tx.messages.expired(T0 + 30, ALL)[-1] == Expired(a.no, MessageRef(0, Lane.LOW, 5, T0 + 2, "r", "d"))
+        assert tx.messages.expired(T0 + 30, ALL)[-1] == Expired(a.id, MessageRef(0, Lane.LOW, 5, T0 + 2, "r", "d"))
         assert [x.ref.msg_id for x in tx.messages.expired(T0 + 30, 2)] == [0, 2]
         assert tx.messages.expired(T0 + 9, ALL) == []
         cut(tx, get(tx, "b"), 0)

@@ -23,7 +23,7 @@ def test_a_push_group_is_not_a_fetch_group(store):
     with store.transaction() as tx:
         mailbox = add(tx)
         fetching, pushed = tx.groups.add(mailbox, "g"), tx.groups.add(mailbox, "g", push=True)
-        assert fetching.no != pushed.no
+        assert fetching.id != pushed.id
         pushed.start_at(3)
         tx.groups.save(pushed)
         tx.groups.see(pushed, T0)
@@ -34,7 +34,7 @@ def test_a_push_group_is_not_a_fetch_group(store):
         assert (pushed.push, pushed.seen_at, pushed.settled) == (True, T0, [2] * 4)
         assert [(group.name, group.push) for group in tx.groups.of(get(tx), ALL)] == [("g", False), ("g", True)]
         assert tx.groups.count(get(tx)) == 2
-        assert tx.groups.by_no([pushed.no]) == {pushed.no: pushed}
+        assert tx.groups.by_no([pushed.id]) == {pushed.id: pushed}
         assert leases(tx, fetching, 1) == {}
         tx.groups.drop(pushed)
     with store.reading() as tx:
@@ -246,4 +246,4 @@ def damage(tx, mailbox, *msg_ids):
     tx.session.flush()
     for msg_id in msg_ids:
         sql = "UPDATE message SET extra = ? WHERE mailbox_no = ? AND msg_id = ? RETURNING msg_id"
-        assert list(tx.session.dialect.execute(sql, ((b"{", b'{"h":[]}')[msg_id % 2], mailbox.no, msg_id)))
+        assert list(tx.session.dialect.execute(sql, ((b"{", b'{"h":[]}')[msg_id % 2], mailbox.id, msg_id)))

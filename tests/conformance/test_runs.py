@@ -20,12 +20,12 @@ def done(outcome=Outcome.SUCCEEDED, error="", **numbers) -> Ending:
 def test_a_run_comes_back_as_it_was_kept(store, reopen):
     with store.transaction() as tx:
         begun = tx.table(Runs).add(new(arguments=("--lake", ODD, ""), instance="i", process=ODD), T0)
-        assert begun == Run(begun.no, "ingest", ("--lake", ODD, ""), "i", ODD, T0, None, Outcome.RUNNING, {}, "")
+        assert begun == Run(begun.id, "ingest", ("--lake", ODD, ""), "i", ODD, T0, None, Outcome.RUNNING, {}, "")
         assert tx.table(Runs).newest(1) == [begun]
     with store.transaction() as tx:
-        ended = tx.table(Runs).end(begun.no, done(Outcome.FAILED, ODD, rows=2**62, seconds=0.25), T0 + 9)
+        ended = tx.table(Runs).end(begun.id, done(Outcome.FAILED, ODD, rows=2**62, seconds=0.25), T0 + 9)
     assert ended == Run(
-        begun.no,
+        begun.id,
         "ingest",
         begun.arguments,
         "i",
@@ -45,10 +45,10 @@ def test_a_run_comes_back_as_it_was_kept(store, reopen):
 def test_a_run_ends_once_and_only_if_it_began(store):
     with store.transaction() as tx:
         run = tx.table(Runs).add(new(), T0)
-        first = tx.table(Runs).end(run.no, done(rows=1), T0 + 1)
+        first = tx.table(Runs).end(run.id, done(rows=1), T0 + 1)
         assert first is not None
-        assert tx.table(Runs).end(run.no, done(Outcome.KILLED), T0 + 2) is None
-        for nothing in (run.no + 1, 0, -1, 2**60):
+        assert tx.table(Runs).end(run.id, done(Outcome.KILLED), T0 + 2) is None
+        for nothing in (run.id + 1, 0, -1, 2**60):
             assert tx.table(Runs).end(nothing, done(), T0 + 2) is None
         assert tx.table(Runs).newest(ALL) == [first]
 
@@ -58,7 +58,7 @@ def test_the_newest_come_first_as_many_as_are_asked_for(store):
         assert tx.table(Runs).newest(ALL) == []
         # The order is that of the beginnings, whatever the clock said.
         runs = [tx.table(Runs).add(new(), T0 - number) for number in range(5)][::-1]
-        assert [run.no for run in runs] == sorted((run.no for run in runs), reverse=True)
+        assert [run.id for run in runs] == sorted((run.id for run in runs), reverse=True)
         assert tx.table(Runs).newest(ALL) == runs
         assert tx.table(Runs).newest(2) == runs[:2]
         assert tx.table(Runs).newest(0) == []
@@ -73,7 +73,7 @@ def test_of_many_the_newest_are_kept(store):
     with store.reading() as tx:
         assert tx.table(Runs).newest(ALL) == kept[::-1]
     with store.transaction() as tx:
-        assert tx.table(Runs).end(oldest.no, done(), T0) is None
+        assert tx.table(Runs).end(oldest.id, done(), T0) is None
 
 
 @pytest.mark.rule("A9")
@@ -82,9 +82,9 @@ def test_a_rollback_leaves_nothing_and_reuses_no_number(store, reopen):
         run = tx.table(Runs).add(new(), T0)
     with undone(store) as tx:
         tx.table(Runs).add(new(), T0)
-        tx.table(Runs).end(run.no, done(), T0)
+        tx.table(Runs).end(run.id, done(), T0)
     with store.reading() as tx:
         assert tx.table(Runs).newest(ALL) == [run]
     store = reopen()
     with store.transaction() as tx:
-        assert tx.table(Runs).add(new(), T0).no > run.no
+        assert tx.table(Runs).add(new(), T0).id > run.id

@@ -21,8 +21,8 @@ def test_rows_come_back_in_order(store: Store) -> None:
             ("b", T0 + 1, b"line 1\n"),
             ("a", T0 + 2, b"line 2\n"),
         ]
-        assert tx.tail.read(rows[0].no, 1) == [rows[1]]
-        assert sorted(tx.tail.numbers("a")) == [rows[0].no, rows[2].no]
+        assert tx.tail.read(rows[0].id, 1) == [rows[1]]
+        assert sorted(tx.tail.numbers("a")) == [rows[0].id, rows[2].id]
         assert tx.tail.numbers("c") == []
 
 
@@ -66,8 +66,8 @@ def test_messages_behind_a_mark_tell_of_their_storing(store: Store) -> None:
         assert not tx.session.removed
         behind = tx.tail.behind(mark, 10)
         assert [(e.type, e.at, e.tenant, e.mailbox_id, e.lane, e.msg_id, e.size, e.created_at) for _, e in behind] == [
-            (EventType.STORED, T0 + 5, "other", two.no, 2, 0, 5, T0 + 5),
-            (EventType.STORED, T0 + 6, "default", one.no, 2, 1, 3, T0 + 6),
+            (EventType.STORED, T0 + 5, "other", two.id, 2, 0, 5, T0 + 5),
+            (EventType.STORED, T0 + 6, "default", one.id, 2, 1, 3, T0 + 6),
         ]
         assert tx.tail.behind(behind[0][0], 10) == behind[1:]
         assert tx.tail.behind(mark, 1) == behind[:1]

@@ -58,7 +58,7 @@ def upset(tx):
     put(tx, add(tx, "b", desc="again"))
     tx.mailboxes.retire(get(tx, "c", "other"))
     tx.mailboxes.retire(add(tx, "d"))
-    tx.events.append(Event(EventType.STORED, T0, TENANT, mailbox.no))
+    tx.events.append(Event(EventType.STORED, T0, TENANT, mailbox.id))
     tx.woken.add((TENANT, "a"))
     tx.session.due = T0
 

@@ -62,7 +62,7 @@ class Core:
 
     async def create(self, address: str = BOX, **options: Any) -> int:
         created = await self.broker.create(Create(TENANT, address, **options))
-        return created.mailbox.no
+        return created.mailbox.id
 
     async def send(self, payload: bytes = b"x", to: str = BOX, **draft: Any) -> int:
         return await self.broker.send(Send(TENANT, to, Draft(payload, **draft)))

@@ -44,7 +44,7 @@ def put(tx: Transaction, mailbox: Mailbox, payload: bytes = b"x", **more: Any) -
 def waiting(mailbox: Mailbox, due_at: int, payload: bytes = b"x", *, archive: bool = False, **more: Any) -> Delayed:
     """Make a delayed message that is not kept yet."""
     given = {"lane": Lane.NORMAL, "size": len(payload), "created_at": T0, "sent_at": T0}
-    return Delayed(0, mailbox.no, due_at, archive, Message(msg_id=HIDDEN_ID, payload=payload, **given | more))
+    return Delayed(0, mailbox.id, due_at, archive, Message(msg_id=HIDDEN_ID, payload=payload, **given | more))
 
 
 def cut(tx: Transaction, mailbox: Mailbox, *ids: int) -> None:
@@ -141,7 +141,7 @@ def picture(tx: Transaction) -> dict[str, Any]:
     seen |= {name: [plain(box) for box in seen[name]] for name in (TENANT, "other", "retired")}
     for box in boxes:
         groups = tx.groups.of(box, ALL)
-        seen[f"mailbox {box.no}"] = [
+        seen[f"mailbox {box.id}"] = [
             everything(tx, box),
             tx.messages.first(box, ALL),
             tx.messages.first_since(box, T0 + 4),

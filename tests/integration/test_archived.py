@@ -28,7 +28,7 @@ def fill(data_dir: Path, count: int) -> list[OutboxKey]:
         for _ in range(count):
             tx.outbox.add(mailbox, message)
     store.close()
-    return [OutboxKey(seq, mailbox.no, message.msg_id, message.created_at) for seq in range(1, count + 1)]
+    return [OutboxKey(seq, mailbox.id, message.msg_id, message.created_at) for seq in range(1, count + 1)]
 
 
 def backlog(data_dir: Path) -> int:

@@ -150,7 +150,7 @@ def sent(settings: Settings) -> list[int]:
     with opened(settings) as store:
         mail = Broker(store)
         ids = [mail.send(b"", to=box) for box in BOXES]
-        return [*ids, mail.create("new").mailbox.no]
+        return [*ids, mail.create("new").mailbox.id]
 
 
 def write(settings: Settings, file: Path, *, with_keys: bool = False) -> Path:
@@ -227,7 +227,7 @@ def test_migrate_to_leaves_nothing_when_it_fails(filled, place):
         migrate_to(filled, new.store_url or "", on_progress=quiet)
     assert content(new) == {}
     with opened(new) as store:
-        assert Broker(store).create("first").mailbox.no == 1
+        assert Broker(store).create("first").mailbox.id == 1
     with pytest.raises(SetupError, match="tables already"):
         migrate_to(filled, new.store_url or "", on_progress=quiet)
 

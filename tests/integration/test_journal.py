@@ -95,7 +95,7 @@ class Run:
         return Run(to, self.instance, self.ahead)
 
     async def create(self, address: str = "box", **options: Any) -> int:
-        return (await self.broker.create(Create(TENANT, address, **options))).mailbox.no
+        return (await self.broker.create(Create(TENANT, address, **options))).mailbox.id
 
     async def send(self, to: str = "box", **draft: Any) -> int:
         return await self.broker.send(Send(TENANT, to, Draft(b"payload", **draft)))
@@ -477,11 +477,11 @@ async def test_killed_again_and_again(tmp_path: Path) -> None:
             mailbox = tx.mailboxes.find(TENANT, address)
             assert max(ids) < mailbox.next_id
             # Every msg_id was given to a message, whether its sender heard of it or not.
-            assert {(mailbox.no, msg_id) for msg_id in range(mailbox.next_id)} == {
-                place for place in stored if place[0] == mailbox.no
+            assert {(mailbox.id, msg_id) for msg_id in range(mailbox.next_id)} == {
+                place for place in stored if place[0] == mailbox.id
             }
             kept = {ref.msg_id for ref in tx.messages.first(mailbox, 1_000_000)}
-            replaced = {e["msg_id"] for e in told if e["what"] == EventType.COMPACTED and e["mailbox"] == mailbox.no}
+            replaced = {e["msg_id"] for e in told if e["what"] == EventType.COMPACTED and e["mailbox"] == mailbox.id}
             assert kept | replaced == set(range(mailbox.next_id))
             assert not kept & replaced
 

@@ -227,7 +227,7 @@ async def test_the_program_gets_what_it_needs_and_no_secret(tmp_path: Path, monk
             "MEDIATOR_INSTANCE": "here",
             "MEDIATOR_PIPELINE__DELIVERY_GOAL_SECONDS": "60",
             "MEDIATOR_PIPELINE__ARCHIVE_KEY_FILE": str(keys),
-            RUN_VARIABLE: str(run.no),
+            RUN_VARIABLE: str(run.id),
         }
         for run in runs
     ]
@@ -359,7 +359,7 @@ async def test_a_failed_run_keeps_the_end_of_its_output(tmp_path: Path) -> None:
     async with core(tmp_path) as home, rounds(home, python(code)) as (made, book):
         home.operations.add_methods(RunOperations(book, 1))
         run, _ = await ran(made, book)
-        assert (await home.ask("run-show", run=run.no))["log"] == ["one", "password=…"]
+        assert (await home.ask("run-show", run=run.id))["log"] == ["one", "password=…"]
 
 
 # The control socket.

@@ -96,14 +96,14 @@ def test_a_database_of_the_first_version_is_migrated_whole(open_store, take_back
         connection = tx.table(MediationTransaction).connections.add(
             NewConnection(TENANT, Generation.V1, "did:x:1", "did:x:me", ("did:x:1",), T0)
         )
-        tx.table(MediationTransaction).routes.put(Route(TENANT, "did:x:2", "a", get(tx).no, connection.no, T0, T0))
+        tx.table(MediationTransaction).routes.put(Route(TENANT, "did:x:2", "a", get(tx).id, connection.no, T0, T0))
         [retired] = tx.mailboxes.retired(ALL)
         tx.mailboxes.drop(retired)
         agent = tx.table(RegistryTables).agents.add(registration("a"), 0, T0)
     with contextlib.closing(open_store()) as store, store.reading() as tx:
         assert tx.table(RegistryTables).agents.find(TENANT, "a") == agent
         assert tx.table(MediationTransaction).connections.called(TENANT, "did:x:1") == connection
-        assert tx.table(MediationTransaction).routes.find(TENANT, "did:x:2").mailbox_id == get(tx).no
+        assert tx.table(MediationTransaction).routes.find(TENANT, "did:x:2").mailbox_id == get(tx).id
 
 
 def test_an_older_program_refuses_a_newer_schema(open_store, version):
@@ -129,17 +129,17 @@ def test_mediation_never_reads_a_whole_table(tmp_path):
             tx.table(MediationTransaction).connections.save(connection)
             tx.table(MediationTransaction).connections.get(connection.no)
             tx.table(MediationTransaction).connections.called(TENANT, "did:x:1")
-            tx.table(MediationTransaction).connections.of_mailbox(mailbox.no)
+            tx.table(MediationTransaction).connections.of_mailbox(mailbox.id)
             tx.table(MediationTransaction).connections.list(TENANT, 0, ALL)
             tx.table(MediationTransaction).connections.count(TENANT)
-            route = Route(TENANT, "did:x:2", "a", mailbox.no, connection.no, T0, T0)
+            route = Route(TENANT, "did:x:2", "a", mailbox.id, connection.no, T0, T0)
             tx.table(MediationTransaction).routes.put(route)
             tx.table(MediationTransaction).routes.put(route)
             tx.table(MediationTransaction).routes.used(route, T0)
             tx.table(MediationTransaction).routes.find(TENANT, "did:x:2")
             tx.table(MediationTransaction).routes.add_keys(route, ["did:key:z6MkX"])
             tx.table(MediationTransaction).routes.resolve(TENANT, "did:key:z6MkX")
-            tx.table(MediationTransaction).routes.remove_attached(mailbox.no)
+            tx.table(MediationTransaction).routes.remove_attached(mailbox.id)
             tx.table(MediationTransaction).routes.of(connection, 0, ALL)
             tx.table(MediationTransaction).routes.count(connection)
             tx.table(MediationTransaction).routes.attached(TENANT, ALL)

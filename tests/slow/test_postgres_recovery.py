@@ -413,7 +413,7 @@ def test_only_one_instance_releases_a_delayed_message(url, open_store):
     create(first)
     with first.transaction([PLACE]) as tx:
         mailbox = tx.mailboxes.find(*PLACE)
-        tx.delays.add(Delayed(0, mailbox.no, 5, False, Message(HIDDEN_ID, Lane.NORMAL, b"x", 1, 1, 1)))
+        tx.delays.add(Delayed(0, mailbox.id, 5, False, Message(HIDDEN_ID, Lane.NORMAL, b"x", 1, 1, 1)))
     with ThreadPoolExecutor(1) as pool:
         with first.transaction() as tx:
             due = tx.delays.due(5, 10, 1024)

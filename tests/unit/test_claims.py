@@ -263,7 +263,7 @@ def test_claims_of_all_groups_together_are_bounded(broker: Broker, monkeypatch: 
         assert take(broker, "a", group=f"g{number}") == [0, 1]
     with broker.reading() as tx:
         groups = [tx.groups.find(tx.mailboxes.find(TENANT, BOX), f"g{number}") for number in range(20)]
-    known = [broker.store.claims.consumer(group.no, "a").lanes for group in groups]  # type: ignore[attr-defined]
+    known = [broker.store.claims.consumer(group.id, "a").lanes for group in groups]  # type: ignore[attr-defined]
     assert [bool(lanes) for lanes in known] == [False] * 15 + [True] * 5
     assert broker.ack(1, group="g0", connection="a") == 2, "one reader alone needs none"
 

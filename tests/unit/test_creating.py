@@ -132,7 +132,7 @@ def test_the_second_edition_may_create_twice(broker: Broker, public: bool) -> No
     second = broker.create(desc="second", public=public, ttl=HOUR, retention=Retention.UNTIL_ACK)
     assert first.token is not None
     assert second.token is None
-    assert second.mailbox.no == first.mailbox.no
+    assert second.mailbox.id == first.mailbox.id
     mailbox = broker.mailbox()
     assert (mailbox.desc, mailbox.public, mailbox.expire_at) == ("first", True, None)
     assert mailbox.retention is Retention.KEEP
@@ -156,7 +156,7 @@ def test_an_address_created_again_is_a_new_mailbox(broker: Broker, end: str) -> 
     if end == "collected":
         broker.clean_up()
     new = broker.create()
-    assert new.mailbox.no != old.mailbox.no
+    assert new.mailbox.id != old.mailbox.id
     assert new.token not in (None, old.token)
     assert broker.shown() == []
     assert broker.take() == []

@@ -159,7 +159,7 @@ def test_a_grant_makes_a_work_queue_that_never_expires(house: Mediation) -> None
     granted = house.grant(house.connect(ALICE))
     mailbox = house.mailbox_of(granted)
     assert (mailbox.kind, mailbox.retention, mailbox.expire_at) == (Kind.MEDIATION, Retention.UNTIL_ACK, None)
-    assert (mailbox.no, mailbox.address) == (granted.mailbox_id, granted.address)
+    assert (mailbox.id, mailbox.address) == (granted.mailbox_id, granted.address)
     house.advance(1000 * DAY)
     house.clean_up()
     assert house.grant(granted) == granted

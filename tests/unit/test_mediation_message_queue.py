@@ -131,7 +131,7 @@ def test_an_attachment_id_names_one_message_in_the_mediator(house: Mediation) ->
     alice, bob = house.holder(1, key(10)), house.holder(2, key(20))
     house.forward([key(10), key(20)])
     made = {
-        message_queue.attachment_id(house.mailbox_of(holder).no, message.msg_id)
+        message_queue.attachment_id(house.mailbox_of(holder).id, message.msg_id)
         for holder in (alice, bob)
         for message in house.deliver(holder)
     }

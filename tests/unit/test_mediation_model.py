@@ -348,7 +348,7 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
                     mailbox = tx.mailboxes.find(connection.tenant, str(connection.address))
                     assert mailbox is not None
                     stored = queue.stored()
-                    assert (mailbox.no, mailbox.next_id, mailbox.messages) == (queue.no, queue.next_id, len(stored))
+                    assert (mailbox.id, mailbox.next_id, mailbox.messages) == (queue.no, queue.next_id, len(stored))
                     assert mailbox.bytes == sum(len(mail.payload) for mail in stored)
                     for name in KEYS:
                         assert tx.messages.recipient_usage(mailbox, name).messages == len(queue.stored(name))

@@ -58,7 +58,7 @@ class Pushing(RuleBasedStateMachine):
 
     @initialize()
     def create(self) -> None:
-        self.no = self.broker.create().mailbox.no
+        self.no = self.broker.create().mailbox.id
         # Hypothesis leaves out some of the rules in most runs; with these there is always something to do.
         for lane in reversed(LANES):
             self.send(lane, 10, None, 2)

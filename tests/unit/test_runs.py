@@ -116,7 +116,7 @@ def test_a_run_does_not_end_by_running_on() -> None:
 
 def test_a_run_without_an_end_whose_process_is_gone_was_killed() -> None:
     runs = [run(4, RUNNING), run(3, RUNNING), run(2), run(1, FAILED)]
-    shown = resolve_outcomes(runs, lambda one: one.no != 4)
+    shown = resolve_outcomes(runs, lambda one: one.id != 4)
     assert [one.outcome for one in shown] == [RUNNING, KILLED, OK, FAILED]
     assert [one.error for one in shown] == ["", GONE, "", ""]
 
@@ -132,7 +132,7 @@ def test_trouble_is_a_last_run_that_did_not_succeed() -> None:
         run(4, KILLED, "compact"),
         run(3, OK, "report"),
     ]
-    assert [one.no for one in find_failed(runs, "i")] == [8, 4]
+    assert [one.id for one in find_failed(runs, "i")] == [8, 4]
 
 
 @pytest.mark.parametrize(

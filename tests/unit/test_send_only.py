@@ -42,7 +42,7 @@ def test_what_follows_from_a_send_names_the_mailbox(broker: Broker, to: str) -> 
     mailbox = broker.mailbox()
     broker.send(to=to)
     assert broker.woken == {(TENANT, BOX)}
-    assert (broker.events[-1].tenant, broker.events[-1].mailbox_id) == (TENANT, mailbox.no)
+    assert (broker.events[-1].tenant, broker.events[-1].mailbox_id) == (TENANT, mailbox.id)
 
 
 VERBS: dict[str, Callable[[Broker, str], Any]] = {

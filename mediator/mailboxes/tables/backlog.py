@@ -36,7 +36,7 @@ class GroupBacklog:
 class MailboxBacklog:
     """What one mailbox holds."""
 
-    no: int
+    id: int
     tenant: str
     address: str
     kind: Kind

@@ -29,7 +29,7 @@ class Groups(Table):
             self._session.flush()
         row = self._dialect.first(
             f"SELECT {rows.GROUP}{self._dialect.absences} FROM consumer WHERE mailbox_no = ? AND name = ? AND push = ?",
-            (mailbox.no, name, int(push)),
+            (mailbox.id, name, int(push)),
         )
         if row is None:
             return None
@@ -37,15 +37,15 @@ class Groups(Table):
         if self._dialect.absences:
             unleased, *empty = row[_COLUMNS:]
             if unleased:
-                self._session.unleased.add(group.no)
+                self._session.unleased.add(group.id)
             lanes = zip(EMPTY_LANES, empty, strict=True)
-            self._session.empty_lanes.update((mailbox.no, lane) for lane, is_empty in lanes if is_empty)
+            self._session.empty_lanes.update((mailbox.id, lane) for lane, is_empty in lanes if is_empty)
         return group
 
     def of(self, mailbox: Mailbox, limit: int) -> list[Group]:
         """Return the groups of a mailbox in order of their names."""
         sql = f"{_GROUP} WHERE mailbox_no = ? ORDER BY name, push LIMIT ?"
-        return [self._read(row) for row in self._execute(sql, (mailbox.no, limit))]
+        return [self._read(row) for row in self._execute(sql, (mailbox.id, limit))]
 
     def by_no(self, numbers: Iterable[int]) -> dict[int, Group]:
         """Return copies of the groups that are there."""
@@ -54,32 +54,32 @@ class Groups(Table):
 
     def count(self, mailbox: Mailbox) -> int:
         """Return how many groups the mailbox has."""
-        return int(self._session.one("SELECT count(*) FROM consumer WHERE mailbox_no = ?", (mailbox.no,))[0])
+        return int(self._session.one("SELECT count(*) FROM consumer WHERE mailbox_no = ?", (mailbox.id,))[0])
 
     def count_leases(self, mailbox: Mailbox) -> int:
         """Return how many leases all groups of the mailbox have, dead ones too."""
         sql = "SELECT count(*) FROM lease JOIN consumer ON group_no = no WHERE mailbox_no = ?"
-        return int(self._session.one(sql, (mailbox.no,))[0])
+        return int(self._session.one(sql, (mailbox.id,))[0])
 
     def add(self, mailbox: Mailbox, name: str, *, push: bool = False) -> Group:
         """Keep a new group that stands before the first message."""
         start = [-1] * len(LANES)
-        group = Group(0, mailbox.no, name, start, list(start), push=push)
-        group.no = self._session.one(
+        group = Group(0, mailbox.id, name, start, list(start), push=push)
+        group.id = self._session.one(
             "INSERT INTO consumer (mailbox_no, name, state, push) VALUES (?, ?, ?, ?) RETURNING no",
-            (mailbox.no, name, rows.group_state(group), int(push)),
+            (mailbox.id, name, rows.group_state(group), int(push)),
         )[0]
         return group
 
     def save(self, group: Group) -> None:
         """Store the group as it is now."""
-        if group.no in self._positions:
-            self._change(group.no, None)
-        self._execute("UPDATE consumer SET state = ? WHERE no = ?", (rows.group_state(group), group.no))
+        if group.id in self._positions:
+            self._change(group.id, None)
+        self._execute("UPDATE consumer SET state = ? WHERE no = ?", (rows.group_state(group), group.id))
 
     def remember(self, group: Group) -> None:
         """Store the group as it is now in memory only; a restart may lose that."""
-        self._change(group.no, rows.group_state(group))
+        self._change(group.id, rows.group_state(group))
         self._write_rows(self._positions.surplus())
 
     def _read(self, row: Row) -> Group:
@@ -107,7 +107,7 @@ class Groups(Table):
     def see(self, group: Group, now: int) -> None:
         """Note that a group that messages are pushed to has members (E7)."""
         group.seen_at = now
-        self._execute("UPDATE consumer SET seen_at = ? WHERE no = ?", (now, group.no))
+        self._execute("UPDATE consumer SET seen_at = ? WHERE no = ?", (now, group.id))
 
     def unseen(self, before: int, limit: int) -> list[Group]:
         """Return groups that messages are pushed to and that had no members since ``before``, oldest first (E7)."""
@@ -116,10 +116,10 @@ class Groups(Table):
 
     def drop(self, group: Group) -> None:
         """Forget a group with its leases."""
-        if group.no in self._positions:
-            self._change(group.no, None)
-        self._execute("DELETE FROM lease WHERE group_no = ?", (group.no,))
-        self._execute("DELETE FROM consumer WHERE no = ?", (group.no,))
+        if group.id in self._positions:
+            self._change(group.id, None)
+        self._execute("DELETE FROM lease WHERE group_no = ?", (group.id,))
+        self._execute("DELETE FROM consumer WHERE no = ?", (group.id,))
 
     def drop_leases(self, no: int, limit: int) -> int:
         """Remove so many leases of the group of this number at most, dead ones too; return how many went."""
@@ -132,7 +132,7 @@ class Groups(Table):
     def clear(self, mailbox: Mailbox, limit: int) -> tuple[int, int]:
         """Remove groups of a retired mailbox with their leases; return how many groups and how many leases went."""
         groups = leases = 0
-        for (no,) in self._execute("SELECT no FROM consumer WHERE mailbox_no = ? LIMIT ?", (mailbox.no, limit)):
+        for (no,) in self._execute("SELECT no FROM consumer WHERE mailbox_no = ? LIMIT ?", (mailbox.id, limit)):
             leases += self.drop_leases(no, limit - groups - leases)
             if groups + leases >= limit:
                 break
@@ -146,28 +146,28 @@ class Leases(Table):
 
     def get(self, group: Group, ids: Sequence[int]) -> list[Lease]:
         """Return the leases of these messages, dead ones too."""
-        if group.no in self._session.unleased:
+        if group.id in self._session.unleased:
             return []
-        found = self._for_each(_LEASE + " WHERE group_no = ? AND {among}", "msg_id", ids, (group.no,))
+        found = self._for_each(_LEASE + " WHERE group_no = ? AND {among}", "msg_id", ids, (group.id,))
         return [_lease(row) for row in found]
 
     def put(self, group: Group, leases: Sequence[Lease]) -> None:
         """Keep leases, new or changed."""
         if not leases:
             return
-        self._session.unleased.discard(group.no)
+        self._session.unleased.discard(group.id)
         if delayed := sum([lease.delayed for lease in leases]):
-            self._session.add_count((DELAYED, group.no), delayed)
+            self._session.add_count((DELAYED, group.id), delayed)
         self._dialect.many(
             "INSERT INTO lease (group_no, msg_id, lane, until, deliveries, dead, delayed) VALUES (?, ?, ?, ?, ?, ?, ?)"
             " ON CONFLICT (group_no, msg_id) DO UPDATE SET until = excluded.until,"
             " deliveries = excluded.deliveries, dead = excluded.dead, delayed = excluded.delayed",
-            [(group.no, x.msg_id, x.lane.value, x.until, x.deliveries, int(x.dead), int(x.delayed)) for x in leases],
+            [(group.id, x.msg_id, x.lane.value, x.until, x.deliveries, int(x.dead), int(x.delayed)) for x in leases],
         )
 
     def remove(self, group: Group, ids: Sequence[int]) -> None:
         """End leases."""
-        self._for_each("DELETE FROM lease WHERE group_no = ? AND {among}", "msg_id", ids, (group.no,))
+        self._for_each("DELETE FROM lease WHERE group_no = ? AND {among}", "msg_id", ids, (group.id,))
 
     def due(self, group: Group, now: int, limit: int, lanes: Sequence[Lane] = LANES) -> list[Lease]:
         """Return leases that ended and are not dead, by lane and msg_id.
@@ -179,31 +179,31 @@ class Leases(Table):
             f"SELECT * FROM ({_LEASE} WHERE {place} AND until <= ? ORDER BY until, msg_id LIMIT ?) AS part"
             for place in _ranges(lanes)
         )
-        found = self._execute(sql, (group.no, now, limit) * (2 * len(lanes)))
+        found = self._execute(sql, (group.id, now, limit) * (2 * len(lanes)))
         return [_lease(row) for row in sorted(found, key=_by_lane_and_id)[:limit]]
 
     def without_lease(self, group: Group, lane: Lane, last: int) -> list[int]:
         """Return ids up to ``last`` whose last delivery was without a lease."""
-        if group.no in self._session.unleased:
+        if group.id in self._session.unleased:
             return []
         sql = (
             "SELECT msg_id FROM lease WHERE group_no = ? AND dead = 0 AND delayed = 0 AND lane = ? AND until = ?"
             " AND msg_id <= ? ORDER BY msg_id"
         )
-        return [row[0] for row in self._execute(sql, (group.no, lane.value, NO_LEASE, last))]
+        return [row[0] for row in self._execute(sql, (group.id, lane.value, NO_LEASE, last))]
 
     def dead(self, group: Group, after: int, limit: int) -> list[Lease]:
         """Return dead messages behind msg_id ``after``."""
         sql = f"{_LEASE} WHERE group_no = ? AND dead = 1 AND msg_id > ? ORDER BY msg_id LIMIT ?"
-        return [_lease(row) for row in self._execute(sql, (group.no, after, limit))]
+        return [_lease(row) for row in self._execute(sql, (group.id, after, limit))]
 
     def count(self, group: Group, now: int) -> LeaseCount:
         """Count the group's leases."""
-        if group.no in self._session.unleased:
+        if group.id in self._session.unleased:
             return NO_LEASES
-        row = self._dialect.first(_COUNT, (group.no, now, group.no, now, group.no))
+        row = self._dialect.first(_COUNT, (group.id, now, group.id, now, group.id))
         if row is None:
-            self._session.unleased.add(group.no)
+            self._session.unleased.add(group.id)
             return NO_LEASES
         return LeaseCount(row[0], bool(row[1]))
 
@@ -212,7 +212,7 @@ class Leases(Table):
 
         def count_exactly() -> int:
             sql = "SELECT count(*) FROM lease WHERE group_no = ? AND dead = 0 AND delayed = 1"
-            return int(self._session.one(sql, (group.no,))[0])
+            return int(self._session.one(sql, (group.id,))[0])
 
         def count_living() -> int:
             if (there := count_exactly()) <= exact_above:
@@ -221,7 +221,7 @@ class Leases(Table):
             self.end_gone(mailbox, group, now, delayed=True)
             return count_exactly()
 
-        about = self._session.count((DELAYED, group.no), count_living)
+        about = self._session.count((DELAYED, group.id), count_living)
         return about if about <= exact_above else count_exactly()
 
     def living(self, mailbox: Mailbox, group: Group, now: int, *, delayed: bool = False) -> LiveLeaseCount:
@@ -233,7 +233,7 @@ class Leases(Table):
             " AND delayed = ? AND until > ?"
             " AND mailbox_no = ? AND message.msg_id = lease.msg_id AND (expire_at IS NULL OR expire_at > ?)"
         )
-        return LiveLeaseCount(*self._session.one(sql, (group.no, int(delayed), now, mailbox.no, now)))
+        return LiveLeaseCount(*self._session.one(sql, (group.id, int(delayed), now, mailbox.id, now)))
 
     def running(self, mailbox: Mailbox, group: Group, limit: int, now: int) -> list[Lease]:
         """Return leases that run, or wait for their delay, of messages that are there, in order of msg_id."""
@@ -243,7 +243,7 @@ class Leases(Table):
             " mailbox_no = ? AND message.msg_id = lease.msg_id AND (expire_at IS NULL OR expire_at > ?))"
             " ORDER BY msg_id LIMIT ?"
         )
-        return [_lease(row) for row in self._execute(sql, (group.no, now, mailbox.no, now, limit))]
+        return [_lease(row) for row in self._execute(sql, (group.id, now, mailbox.id, now, limit))]
 
     def end_gone(self, mailbox: Mailbox, group: Group, now: int, *, delayed: bool = False) -> None:
         """End the leases of messages that :meth:`living` did not find."""
@@ -251,7 +251,7 @@ class Leases(Table):
         self._execute(
             "DELETE FROM lease WHERE group_no = ? AND dead = 0 AND delayed = ? AND NOT EXISTS (SELECT 1 FROM message"
             " WHERE mailbox_no = ? AND message.msg_id = lease.msg_id AND (expire_at IS NULL OR expire_at > ?))",
-            (group.no, int(delayed), mailbox.no, now),
+            (group.id, int(delayed), mailbox.id, now),
         )
 
     def ended(self, after: LeaseCursor, now: int, limit: int) -> list[LeaseCursor]:
@@ -266,12 +266,12 @@ class Leases(Table):
         """Return when the next lease or delay ends; ``delayed`` chooses one of them."""
         ranges = list(_ranges(LANES, delayed))
         ends = " UNION ALL ".join(f"SELECT min(until) AS until FROM lease WHERE {x} AND until > ?" for x in ranges)
-        row = self._session.one(f"SELECT min(until) FROM ({ends}) AS ends", (group.no, now) * len(ranges))
+        row = self._session.one(f"SELECT min(until) FROM ({ends}) AS ends", (group.id, now) * len(ranges))
         return None if row[0] is None else int(row[0])
 
     def clear(self, group: Group) -> None:
         """End all leases of a group (F4)."""
-        self._execute("DELETE FROM lease WHERE group_no = ?", (group.no,))
+        self._execute("DELETE FROM lease WHERE group_no = ?", (group.id,))
 
 
 _COLUMNS = rows.GROUP.count(",") + 1

@@ -82,7 +82,7 @@ class Mailboxes(Table):
         if mailbox.address:
             self._session.mailboxes.add(mailbox)
         else:
-            self._session.changed_mailboxes[mailbox.no] = mailbox
+            self._session.changed_mailboxes[mailbox.id] = mailbox
         return mailbox
 
     def add(self, new: NewMailbox) -> Mailbox | None:
@@ -120,7 +120,7 @@ class Mailboxes(Table):
         kept.desc, kept.tags, kept.ack_wait = desc, tags, ack_wait
         self._execute(
             "UPDATE mailbox SET description = ?, tags = ?, ack_wait = ? WHERE no = ?",
-            (desc, rows.join_tags(tags) or "", ack_wait, mailbox.no),
+            (desc, rows.join_tags(tags) or "", ack_wait, mailbox.id),
         )
 
     def retire(self, mailbox: Mailbox) -> None:
@@ -128,7 +128,7 @@ class Mailboxes(Table):
         kept = self._session.mark_changed(mailbox)
         self._session.mailboxes.forget(kept)
         kept.address = ""
-        self._execute("UPDATE mailbox SET address = NULL WHERE no = ?", (mailbox.no,))
+        self._execute("UPDATE mailbox SET address = NULL WHERE no = ?", (mailbox.id,))
 
     def expired(self, now: int, limit: int) -> list[Mailbox]:
         """Return mailboxes whose TTL is over and whose address is not yet freed, oldest expiry first."""
@@ -149,11 +149,11 @@ class Mailboxes(Table):
     def drop(self, mailbox: Mailbox) -> None:
         """Remove a retired mailbox, whose messages are gone already."""
         self._session.mailboxes.forget(mailbox)
-        self._session.changed_mailboxes.pop(mailbox.no, None)
+        self._session.changed_mailboxes.pop(mailbox.id, None)
         self._session.flush_recipient_counts()
         for table in ("held", "pushed"):
-            self._execute(f"DELETE FROM {table} WHERE mailbox_no = ?", (mailbox.no,))
-        self._execute("DELETE FROM mailbox WHERE no = ?", (mailbox.no,))
+            self._execute(f"DELETE FROM {table} WHERE mailbox_no = ?", (mailbox.id,))
+        self._execute("DELETE FROM mailbox WHERE no = ?", (mailbox.id,))
 
     def public(self, tenant: str, after: str, tags: Sequence[str], skip: int, limit: int, now: int) -> list[Mailbox]:
         """Do as :meth:`list` for public ones that have all of ``tags``, and leave the first ``skip`` out (E10)."""
@@ -193,7 +193,7 @@ class Mailboxes(Table):
             behind = {no: rest for no, *rest in uncounted}
         return [
             MailboxRow(
-                no=row[0],
+                id=row[0],
                 tenant=tenant,
                 address=row[1],
                 kind=Kind(row[2]),

@@ -38,14 +38,14 @@ class Messages(Table):
             f"SELECT {rows.REF} FROM message WHERE mailbox_no = ? AND {{among}}"
             " AND (expire_at IS NULL OR expire_at > ?)"
         )
-        found = self._for_each(sql, "msg_id", ids, (mailbox.no,), (now,))
+        found = self._for_each(sql, "msg_id", ids, (mailbox.id,), (now,))
         return {row[0]: rows.ref(row) for row in found}
 
     def keyed(self, mailbox: Mailbox, key: str) -> MessageRef | None:
         """Return the message that has the key, expired or not (S2)."""
         if self._session.is_unwritten(mailbox, key):
             self._session.flush()
-        row = self._dialect.first(f"SELECT {rows.REF} FROM message WHERE mailbox_no = ? AND key = ?", (mailbox.no, key))
+        row = self._dialect.first(f"SELECT {rows.REF} FROM message WHERE mailbox_no = ? AND key = ?", (mailbox.id, key))
         return None if row is None else rows.ref(row)
 
     def lane(
@@ -64,14 +64,14 @@ class Messages(Table):
         Those whose msg_id is in ``without`` are passed over unread. Rows that cannot be decoded raise an error, or are
         left out, and ``damaged`` gets their msg_ids.
         """
-        if (mailbox.no, lane) in self._session.empty_lanes:
+        if (mailbox.id, lane) in self._session.empty_lanes:
             return []
         others, parameters = self._others(without) if without else ("", ())
         source = (
             f"{self._dialect.lane_sources[lane]} WHERE lane = {lane.value} AND mailbox_no = ? AND msg_id > ?"
             f" AND (expire_at IS NULL OR expire_at > ?){others}"
         )
-        return self._within(source, (mailbox.no, after, now, *parameters), "msg_id", limit, budget, damaged)
+        return self._within(source, (mailbox.id, after, now, *parameters), "msg_id", limit, budget, damaged)
 
     def _others(self, without: Collection[int]) -> tuple[str, Sequence[Any]]:
         """Return what a condition ends with to pass messages over, and its parameters."""
@@ -87,7 +87,7 @@ class Messages(Table):
             wanted, parameters = self._dialect.any_of("msg_id", chunk)
             source = f"message WHERE mailbox_no = ? AND {wanted} AND (expire_at IS NULL OR expire_at > ?)"
             left = budget - sum(message.size for message in found)
-            found += self._within(source, (mailbox.no, *parameters, now), "msg_id", len(chunk), left)
+            found += self._within(source, (mailbox.id, *parameters, now), "msg_id", len(chunk), left)
             if sum(message.size for message in found) >= budget:
                 break
         return found
@@ -107,7 +107,7 @@ class Messages(Table):
     def _wanted(self, mailbox: Mailbox, wanted: Filter, now: int) -> tuple[str, list[Any]]:
         self._session.flush()
         where = ["mailbox_no = ?", "(expire_at IS NULL OR expire_at > ?)"]
-        parameters: list[Any] = [mailbox.no, now]
+        parameters: list[Any] = [mailbox.id, now]
         if wanted.key is not None:
             where.append("key = ?")
             parameters.append(wanted.key)
@@ -162,13 +162,13 @@ class Messages(Table):
             f" WHERE lane = {lane.value} AND mailbox_no = ? AND msg_id > ? AND msg_id <= ?"
             " AND (expire_at IS NULL OR expire_at > ?) ORDER BY msg_id"
         )
-        return [rows.ref(row) for row in self._execute(sql, (mailbox.no, after, last, now))]
+        return [rows.ref(row) for row in self._execute(sql, (mailbox.id, after, last, now))]
 
     def first(self, mailbox: Mailbox, limit: int) -> list[MessageRef]:
         """Return the oldest messages of a mailbox, expired or not."""
         self._session.flush()
         sql = f"SELECT {rows.REF} FROM message WHERE mailbox_no = ? ORDER BY msg_id LIMIT ?"
-        return [rows.ref(row) for row in self._execute(sql, (mailbox.no, limit))]
+        return [rows.ref(row) for row in self._execute(sql, (mailbox.id, limit))]
 
     def first_since(self, mailbox: Mailbox, at: int) -> int:
         """Search by halves: ``created_at`` never goes back while msg_ids grow, so no index on it is needed."""
@@ -178,7 +178,7 @@ class Messages(Table):
             middle = (low + high) // 2
             row = self._dialect.first(
                 "SELECT msg_id, created_at FROM message WHERE mailbox_no = ? AND msg_id >= ? ORDER BY msg_id LIMIT 1",
-                (mailbox.no, middle),
+                (mailbox.id, middle),
             )
             if row is None or row[0] >= high or row[1] >= at:
                 high = middle
@@ -186,7 +186,7 @@ class Messages(Table):
                 low = row[0] + 1
         row = self._dialect.first(
             "SELECT msg_id FROM message WHERE mailbox_no = ? AND msg_id >= ? ORDER BY msg_id LIMIT 1",
-            (mailbox.no, low),
+            (mailbox.id, low),
         )
         return mailbox.next_id if row is None else int(row[0])
 
@@ -197,7 +197,7 @@ class Messages(Table):
         """
         self._session.flush()
         sql = "SELECT msg_id, extra FROM message WHERE mailbox_no = ? AND msg_id > ? AND extra IS NOT NULL"
-        found = self._execute(f"{sql} ORDER BY msg_id LIMIT ?", (mailbox.no, after, limit))
+        found = self._execute(f"{sql} ORDER BY msg_id LIMIT ?", (mailbox.id, after, limit))
         return [(msg_id, rows.copied_from(extra), rows.headers(extra).get(header, "")) for msg_id, extra in found]
 
     def remove(self, mailbox: Mailbox, refs: Sequence[MessageRef]) -> None:
@@ -208,7 +208,7 @@ class Messages(Table):
         kept.dirty = True
         bodies: list[int] = []
         sql = "DELETE FROM message WHERE mailbox_no = ? AND {among} RETURNING size, recipient, body_no"
-        removed = self._for_each(sql, "msg_id", [ref.msg_id for ref in refs], (mailbox.no,))
+        removed = self._for_each(sql, "msg_id", [ref.msg_id for ref in refs], (mailbox.id,))
         for size, recipient, body_no in removed:
             kept.messages -= 1
             kept.bytes -= size
@@ -230,7 +230,7 @@ class Messages(Table):
         """Return messages of one mailbox whose TTL is over, of the first :data:`MAX_EXPIRED` messages that expired."""
         self._session.flush()
         sql = f"SELECT msg_id FROM ({EXPIRED}) AS gone WHERE mailbox_no = ? LIMIT ?"
-        found = self._execute(sql, (now, MAX_EXPIRED, mailbox.no, limit))
+        found = self._execute(sql, (now, MAX_EXPIRED, mailbox.id, limit))
         # At the beginning of time nothing has expired.
         return list(self.refs(mailbox, [row[0] for row in found], 0).values())
 
@@ -256,13 +256,13 @@ class Messages(Table):
             "message WHERE mailbox_no = ? AND recipient = ? AND msg_id > ?"
             f" AND (expire_at IS NULL OR expire_at > ?){others}"
         )
-        return self._within(source, (mailbox.no, recipient, after, now, *parameters), "msg_id", limit, budget)
+        return self._within(source, (mailbox.id, recipient, after, now, *parameters), "msg_id", limit, budget)
 
     def recipient_usage(self, mailbox: Mailbox, recipient: str) -> Usage:
         """Return what is kept for one recipient key, without a scan (D1)."""
         self._session.flush_recipient_counts()
         row = self._dialect.first(
-            "SELECT messages, bytes FROM held WHERE mailbox_no = ? AND recipient = ?", (mailbox.no, recipient)
+            "SELECT messages, bytes FROM held WHERE mailbox_no = ? AND recipient = ?", (mailbox.id, recipient)
         )
         return Usage(0, 0) if row is None else Usage(row[0], row[1])
 
@@ -275,12 +275,12 @@ class Pushed(Table):
         self._dialect.many(
             "INSERT INTO pushed (mailbox_no, lane, msg_id) VALUES (?, ?, ?) ON CONFLICT (mailbox_no, lane)"
             " DO UPDATE SET msg_id = excluded.msg_id WHERE excluded.msg_id > pushed.msg_id",
-            [(mailbox.no, lane.value, mark) for lane, mark in zip(LANES, marks, strict=True) if mark >= 0],
+            [(mailbox.id, lane.value, mark) for lane, mark in zip(LANES, marks, strict=True) if mark >= 0],
         )
 
     def marks(self, mailbox: Mailbox) -> list[int]:
         """Return the marks, by lane."""
-        found = self._execute("SELECT lane, msg_id FROM pushed WHERE mailbox_no = ?", (mailbox.no,))
+        found = self._execute("SELECT lane, msg_id FROM pushed WHERE mailbox_no = ?", (mailbox.id,))
         marks = {int(lane): int(msg_id) for lane, msg_id in found}
         return [marks.get(lane.value, -1) for lane in LANES]
 
@@ -293,5 +293,5 @@ class Pushed(Table):
                 f"SELECT count(*) FROM {self._dialect.lane_sources[lane]} WHERE lane = {lane.value}"
                 " AND mailbox_no = ? AND msg_id > ? AND (expire_at IS NULL OR expire_at > ?)"
             )
-            total += int(self._session.one(sql, (mailbox.no, mark, now))[0])
+            total += int(self._session.one(sql, (mailbox.id, mark, now))[0])
         return total

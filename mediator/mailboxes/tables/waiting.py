@@ -55,7 +55,7 @@ class Delays(Table):
     def of(self, mailbox: Mailbox, limit: int) -> list[Delayed]:
         """Return what waits for one mailbox."""
         sql = f"SELECT {rows.DELAYED} FROM delayed WHERE mailbox_no = ? LIMIT ?"
-        return [rows.delayed(row) for row in self._execute(sql, (mailbox.no, limit))]
+        return [rows.delayed(row) for row in self._execute(sql, (mailbox.id, limit))]
 
     def soonest(self, mailbox: Mailbox, among: int, limit: int) -> Sequence[DelayedRow]:
         """Return what of it falls due first, of so many messages in no order, without payloads."""
@@ -64,7 +64,7 @@ class Delays(Table):
             " (SELECT due_at, lane, size, sent_at FROM delayed WHERE mailbox_no = ? LIMIT ?) AS soon"
             " ORDER BY due_at LIMIT ?"
         )
-        found = self._execute(sql, (mailbox.no, among, limit))
+        found = self._execute(sql, (mailbox.id, among, limit))
         return [DelayedRow(due_at, Lane(lane), size, sent_at) for due_at, lane, size, sent_at in found]
 
     def usage(self, mailbox: Mailbox, now: int = 0) -> Usage:
@@ -72,7 +72,7 @@ class Delays(Table):
         row = self._session.one(
             "SELECT count(*), coalesce(sum(size), 0) FROM delayed WHERE mailbox_no = ?"
             " AND (expire_at IS NULL OR expire_at > ?)",
-            (mailbox.no, now),
+            (mailbox.id, now),
         )
         return Usage(int(row[0]), int(row[1]))
 
@@ -91,7 +91,7 @@ class Delays(Table):
 
     def drop(self, mailbox: Mailbox, last: int, limit: int) -> list[MessageRef]:
         """Remove, unread, what waits for one mailbox up to a ``seq``, and return what it was."""
-        return [each.ref for each in self._drop("mailbox_no = ? AND seq <= ?", (mailbox.no, last), limit)]
+        return [each.ref for each in self._drop("mailbox_no = ? AND seq <= ?", (mailbox.id, last), limit)]
 
     def _drop(self, condition: str, parameters: Sequence[str | int], limit: int) -> list[Expired]:
         gone = self._execute(
@@ -111,7 +111,7 @@ class Delays(Table):
         """Remove what waits for a retired mailbox, unread; return how many."""
         gone = self._execute(
             "DELETE FROM delayed WHERE seq IN (SELECT seq FROM delayed WHERE mailbox_no = ? LIMIT ?) RETURNING archive",
-            (mailbox.no, limit),
+            (mailbox.id, limit),
         )
         self._count_copies(-sum(archive for (archive,) in gone))
         return len(gone)
@@ -133,7 +133,7 @@ class DedupIds(Table):
         """Return the msg_id that was answered for it, None when it is new or its time is over."""
         row = self._dialect.first(
             "SELECT msg_id FROM dedup WHERE mailbox_no = ? AND dedup_id = ? AND expire_at > ?",
-            (mailbox.no, dedup_id, now),
+            (mailbox.id, dedup_id, now),
         )
         return None if row is None else int(row[0])
 
@@ -141,28 +141,28 @@ class DedupIds(Table):
         """Keep an id; beyond the bound of a mailbox the oldest are forgotten."""
         kept = self._session.mark_changed(mailbox)
         kept.dirty = True
-        kept.dedup_ids += 1 - self._delete("mailbox_no = ? AND dedup_id = ?", (mailbox.no, dedup_id))
+        kept.dedup_ids += 1 - self._delete("mailbox_no = ? AND dedup_id = ?", (mailbox.id, dedup_id))
         self._execute(
             "INSERT INTO dedup (mailbox_no, dedup_id, msg_id, expire_at) VALUES (?, ?, ?, ?)",
-            (mailbox.no, dedup_id, msg_id, expire_at),
+            (mailbox.id, dedup_id, msg_id, expire_at),
         )
         if kept.dedup_ids > MAX_DEDUP_IDS:
             kept.dedup_ids -= self._delete(
                 "seq IN (SELECT seq FROM dedup WHERE mailbox_no = ? ORDER BY seq LIMIT ?)",
-                (mailbox.no, kept.dedup_ids - MAX_DEDUP_IDS),
+                (mailbox.id, kept.dedup_ids - MAX_DEDUP_IDS),
             )
 
     def settle(self, mailbox: Mailbox, dedup_id: str, msg_id: int) -> None:
         """Set the msg_id of a delayed message that became visible."""
         self._execute(
-            "UPDATE dedup SET msg_id = ? WHERE mailbox_no = ? AND dedup_id = ?", (msg_id, mailbox.no, dedup_id)
+            "UPDATE dedup SET msg_id = ? WHERE mailbox_no = ? AND dedup_id = ?", (msg_id, mailbox.id, dedup_id)
         )
 
     def forget(self, mailbox: Mailbox, dedup_id: str) -> None:
         """End an id with its message."""
         kept = self._session.mark_changed(mailbox)
         kept.dirty = True
-        kept.dedup_ids -= self._delete("mailbox_no = ? AND dedup_id = ?", (mailbox.no, dedup_id))
+        kept.dedup_ids -= self._delete("mailbox_no = ? AND dedup_id = ?", (mailbox.id, dedup_id))
 
     def collect(self, now: int, limit: int) -> int:
         """Remove ids whose time is over; return how many."""
@@ -178,7 +178,7 @@ class DedupIds(Table):
 
     def clear(self, mailbox: Mailbox, limit: int) -> int:
         """Remove ids of a retired mailbox; return how many."""
-        return self._delete("seq IN (SELECT seq FROM dedup WHERE mailbox_no = ? LIMIT ?)", (mailbox.no, limit))
+        return self._delete("seq IN (SELECT seq FROM dedup WHERE mailbox_no = ? LIMIT ?)", (mailbox.id, limit))
 
     def _delete(self, where: str, parameters: Sequence[Any]) -> int:
         return len(self._execute(f"DELETE FROM dedup WHERE {where} RETURNING seq", parameters))
@@ -208,7 +208,7 @@ class Outbox(Table):
             (
                 mailbox.tenant,
                 mailbox.address,
-                mailbox.no,
+                mailbox.id,
                 message.msg_id,
                 message.lane.value,
                 message.size,
@@ -250,7 +250,7 @@ class Outbox(Table):
 class TailRow(NamedTuple):
     """Lines of the journal that may not be in its files yet."""
 
-    no: int
+    id: int
     instance: str
     """Which service wrote it."""
     written_at: int

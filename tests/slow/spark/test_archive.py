@@ -77,7 +77,7 @@ def fill(store: Store, count: int, address: str = "task.full", begin: int = T0, 
                 | given,
             )
             tx.outbox.add(mailbox, message)
-            found.append(row(address, mailbox.no, message))
+            found.append(row(address, mailbox.id, message))
     return found
 
 

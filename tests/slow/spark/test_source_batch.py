@@ -133,7 +133,7 @@ def asked(store: Store, address: str, now: int, wanted: Filter = EVERYTHING) -> 
     """Return the rows of what MSG.QUERY answers (Q1)."""
     with store.reading() as tx:
         answer = query(tx, Query("default", address, wanted, ALL, ALL), now)
-        number = get(tx, address).no
+        number = get(tx, address).id
         return [row(address, number, message) for message in answer]
 
 
@@ -407,7 +407,7 @@ def test_a_batch_is_read_between_offsets_of_a_stream(kept: Kept) -> None:
             for number in range(6):
                 put(tx, get(tx, address), str(number).encode())
         cut(tx, get(tx, "orders"), 3)
-        more, orders = (get(tx, address).no for address in ("more", "orders"))
+        more, orders = (get(tx, address).id for address in ("more", "orders"))
     begin, end = f'{{"{orders}": 2}}', f'{{"{orders}": 5, "{more}": 1}}'
     read = ids(direct(kept.option, kept.place, startingOffsets=begin, endingOffsets=end))
     assert read == [("more", 0), ("orders", 2), ("orders", 4)]
