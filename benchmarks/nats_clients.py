@@ -23,7 +23,7 @@ from nats.js.api import AckPolicy, ConsumerConfig
 from benchmarks import counting
 from benchmarks.prefill import PAYLOAD
 from benchmarks.servers import ServerProcess
-from benchmarks.subscribers import live, replayed
+from benchmarks.subscribers import live, live_from_stream, replayed
 from mediator.system.usage import cpu_seconds, descendants, resident_mb
 
 API = "$mq9.AI."
@@ -371,6 +371,7 @@ LOADS: dict[str, Callable[[Client, Result], Awaitable[Result]]] = {
         read_all,
         replayed,
         live,
+        live_from_stream,
         idle,
         publish,
         pull,

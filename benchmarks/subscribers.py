@@ -7,6 +7,7 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 from nats.aio.client import Client
+from nats.js.api import AckPolicy, ConsumerConfig
 
 from benchmarks.prefill import PAYLOAD
 from mediator.system.usage import cpu_seconds
@@ -114,8 +115,24 @@ async def replayed(_client: Client, spec: dict[str, Any]) -> dict[str, Any]:
 async def live(_client: Client, spec: dict[str, Any]) -> dict[str, Any]:
     """Publish ``count`` messages to ``subscribers``, with at most ``ahead`` in flight to each."""
     group = SubscriberGroup(spec["url"])
+    await asyncio.gather(*(group.join(spec["subject"].replace(".normal", ".*")) for _ in range(spec["subscribers"])))
+    return await _publish(group, spec)
+
+
+async def live_from_stream(client: Client, spec: dict[str, Any]) -> dict[str, Any]:
+    """Publish to a stream on files, whose push consumer passes each message on to one subscriber once it is stored."""
+    jetstream, group = client.jetstream(), SubscriberGroup(spec["url"])
+    await jetstream.add_stream(name="live", subjects=[spec["subject"]])
+    await group.join("bench.deliver")
+    config = ConsumerConfig(name="live", deliver_subject="bench.deliver", ack_policy=AckPolicy.NONE)
+    await jetstream.add_consumer("live", config)
+    figures = await _publish(group, spec)
+    await jetstream.delete_stream("live")
+    return figures
+
+
+async def _publish(group: SubscriberGroup, spec: dict[str, Any]) -> dict[str, Any]:
     each, ahead = spec["subscribers"], spec["ahead"]
-    await asyncio.gather(*(group.join(spec["subject"].replace(".normal", ".*")) for _ in range(each)))
     publisher = await group.join("bench.silent")
     frame = b"PUB %b %d\r\n%b\r\n" % (spec["subject"].encode(), len(PAYLOAD), PAYLOAD)
     publisher.write(frame * WARM)
