@@ -4,6 +4,7 @@ A PONG of the server waits until all subscriptions before it are decided. After 
 PONG confirms that it has read them. Here are also the events of a connection, and what all connections share.
 """
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -136,9 +137,9 @@ class PushSession(ConnectionStreams):
         """Subscriptions with pushes that no PING has followed."""
         self._server_pongs: deque[Subscription | None] = deque()
         """What the next PONGs of the server answer: may the client subscribe; None: a PING of the client."""
-        self._held_pongs: deque[list[int]] = deque()
+        self._held_pongs: list[list[int]] = []
         """PONGs that wait: up to which number the subscriptions must be decided, and how many PONGs."""
-        self._client_pongs: deque[dict[Subscription, int] | Callable[[], None] | None] = deque()
+        self._client_pongs: list[dict[Subscription, int] | Callable[[], None] | None] = []
         """How many messages of each subscription a PONG confirms; what it calls; None: a PING of the server."""
 
     @property
@@ -222,7 +223,7 @@ class PushSession(ConnectionStreams):
 
     def _pong(self, frame: bytes) -> bytes:
         """Take the PONG if it answers a PING of the gateway."""
-        answers = self._client_pongs.popleft() if self._client_pongs else None
+        answers = self._client_pongs.pop(0) if self._client_pongs else None
         if answers is None:
             return frame
         if not isinstance(answers, dict):
@@ -260,9 +261,10 @@ class PushSession(ConnectionStreams):
         """Return the PONGs for which this was the last decision missing."""
         self._undecided.pop(subscription, None)
         first = next(iter(self._undecided), None)
-        count = 0
-        while self._held_pongs and (first is None or first.number > self._held_pongs[0][0]):
-            count += self._held_pongs.popleft()[1]
+        held = self._held_pongs
+        ready = len(held) if first is None else bisect_left(held, [first.number])
+        count = sum([count for _, count in held[:ready]])
+        del held[:ready]
         return frames.PONG * count
 
     def _forget(self, subscription: Subscription) -> bytes:

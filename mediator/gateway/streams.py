@@ -31,6 +31,20 @@ class UnfinishedCommands:
 class FrameStream:
     """One direction: where the last chunk ended, and inserted frames that wait for the end of a payload."""
 
+    __slots__ = (
+        "_dropping",
+        "_left",
+        "_read_frames",
+        "_rest",
+        "_waiting",
+        "good",
+        "held",
+        "missing",
+        "out",
+        "unfinished",
+        "violation",
+    )
+
     def __init__(self, read_frames: Callable[[bytes, int, int], tuple[int, int]]) -> None:
         """``read_frames`` reads frames of a chunk from a place on; the bytes between the two are to be passed on first.
 
@@ -125,6 +139,8 @@ class ConnectionStreams(ABC):
     """As nats-server has it until CONNECT says otherwise."""
     _commands = 0
     _commands_answered = 0
+    _own_commands: deque[int] | None = None
+    """Numbers of the commands whose answers the client must not see; None: it had none yet, as most never have."""
 
     # Bytes that are counted for all clients.
     _unfinished = 0
@@ -135,8 +151,6 @@ class ConnectionStreams(ABC):
     def __init__(self, unfinished: UnfinishedCommands) -> None:
         self._all_unfinished = unfinished
         self._up, self._down = FrameStream(self._read_client_frames), FrameStream(self._read_server_frames)
-        self._own_commands: deque[int] = deque()
-        """Numbers of the commands whose answers the client must not see."""
 
     @abstractmethod
     def _read_client_frames(self, data: bytes, at: int, mark: int) -> tuple[int, int]:
@@ -199,6 +213,8 @@ class ConnectionStreams(ABC):
     def _own_command(self, frame: bytes) -> bytes:
         """Count a command of the gateway, whose answer the client must not see."""
         if self._verbose:
+            if self._own_commands is None:
+                self._own_commands = deque()
             self._own_commands.append(self._commands)
         self._commands += 1
         return frame

@@ -1,6 +1,5 @@
 """Messages that are pushed: positions of subscriptions, groups whose members share them, windows (E4, E6, E7)."""
 
-from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -294,8 +293,10 @@ WINDOW_BYTES: Final = 1 << 20
 class Window:
     """Messages and bytes pushed to one subscription and not confirmed, in the order of the pushes."""
 
+    __slots__ = ("_bytes", "_confirmed", "count", "waiting")
+
     def __init__(self) -> None:
-        self.waiting: deque[LaneRun] = deque()
+        self.waiting: list[LaneRun] = []
         """The messages that are not confirmed."""
         self.count = 0
         """How many messages are not confirmed."""
@@ -339,12 +340,15 @@ class Window:
         confirmed: list[LaneRun] = []
         self._confirmed += left
         self.count -= left
+        whole = 0
         while left:
-            run = self.waiting.popleft()
+            run = self.waiting[whole]
             if len(run.ids) > left:
-                run, rest = run.split(left)
-                self.waiting.appendleft(rest)
+                run, self.waiting[whole] = run.split(left)
+            else:
+                whole += 1
             confirmed.append(run)
             left -= len(run.ids)
             self._bytes -= sum(run.sizes)
+        del self.waiting[:whole]
         return confirmed
