@@ -191,26 +191,6 @@ def delayed(row: Row) -> Delayed:
     return Delayed(seq, mailbox_id, due_at, bool(archive), message)
 
 
-def extra(sent: Message) -> bytes | None:
-    """Write what few messages have; most have nothing of it."""
-    if not sent.headers and sent.reply_to is None and sent.dedup_id is None and sent.sent_at == sent.created_at:
-        return orjson.dumps({"c": sent.copy_rules}) if sent.copy_rules else None
-    rare: dict[str, Any] = {}
-    if sent.copy_rules:
-        rare["c"] = sent.copy_rules
-    if sent.copied_from:
-        rare["o"] = sent.copied_from
-    if sent.headers:
-        rare["h"] = dict(sent.headers)
-    if sent.reply_to is not None:
-        rare["r"] = sent.reply_to
-    if sent.dedup_id is not None:
-        rare["d"] = sent.dedup_id
-    if sent.sent_at != sent.created_at:
-        rare["s"] = sent.sent_at
-    return orjson.dumps(rare)
-
-
 def copied_from(extra: bytes) -> str:
     """Read of which mailbox a message is a copy; empty: it is none, or was moved by hand since."""
     return str(orjson.loads(extra).get("o", ""))
@@ -224,8 +204,21 @@ def headers(extra: bytes) -> Mapping[str, str]:
 
 def detail_columns(sent: Message) -> Row:
     """Return the columns that every table of messages has: expire_at, key, tags, recipient, extra."""
+    rare: dict[str, Any] = {}
+    if sent.copy_rules:
+        rare["c"] = sent.copy_rules
+    if sent.copied_from:
+        rare["o"] = sent.copied_from
+    if sent.headers:
+        rare["h"] = dict(sent.headers)
+    if sent.reply_to is not None:
+        rare["r"] = sent.reply_to
+    if sent.dedup_id is not None:
+        rare["d"] = sent.dedup_id
+    if sent.sent_at != sent.created_at:
+        rare["s"] = sent.sent_at
     tags = join_tags(sent.tags) if sent.tags else None
-    return sent.expire_at, sent.key, tags, sent.recipient, extra(sent)
+    return sent.expire_at, sent.key, tags, sent.recipient, orjson.dumps(rare) if rare else None
 
 
 def join_tags(tags: Sequence[str]) -> str | None:

@@ -368,19 +368,14 @@ class Session:
         if changed:
             self.dialect.save_recipient_counts([(*key, *counts) for key, counts in sorted(changed.items())])
 
-    def write_mailboxes(self) -> None:
-        """Write what is still held back of the mailboxes and their messages."""
+    def finish(self) -> None:
+        """Write all that is still held back, right before the commit."""
         if self.unwritten:
             self.flush()
         if self._recipient_counts:
             self.flush_recipient_counts()
         if self.changed_mailboxes:
             self.dialect.save_mailboxes(list(self.changed_mailboxes.values()))
-
-    def finish(self) -> None:
-        """Write all that is still held back, right before the commit."""
-        if self.changed_mailboxes or self.unwritten or self._recipient_counts:
-            self.write_mailboxes()
         for write in self.before_commit:
             write()
 

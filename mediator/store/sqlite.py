@@ -169,7 +169,7 @@ class SqliteStore:
         self.copy_rules = CopyRuleCache()
         self._unleased: set[int] = set()
         """Groups that have no lease, by number, of those that were looked at."""
-        self._readers = Pool(lambda: connect_to_read(path), READERS)
+        self._readers = Pool(lambda: SqliteDialect(connect_to_read(path)), READERS)
         self._keeper: sqlite3.Connection | None = None
         self._keeping = threading.Lock()
         self._log_used = 0
@@ -269,12 +269,11 @@ class SqliteStore:
     def reading(self) -> Iterator[Transaction]:
         """Open a snapshot; see :class:`mediator.store.base.Store`."""
         try:
-            with self._readers.borrow() as connection:
-                end = time.monotonic() + READ_SECONDS
+            with self._readers.borrow() as reader:
+                connection, end = reader.connection, time.monotonic() + READ_SECONDS
                 connection.set_progress_handler(lambda: time.monotonic() > end, 100_000)
                 try:
                     connection.execute("BEGIN")
-                    reader = SqliteDialect(connection)
                     yield Transaction(Session(reader, MailboxCache(0), self._positions, Counts(time.monotonic)))
                 finally:
                     with suppress(sqlite3.Error):
@@ -504,6 +503,10 @@ class SqliteDialect:
             f" SELECT 1, size FROM mailbox JOIN message ON mailbox_no = no AND msg_id >= next_id WHERE {theirs})",
             (tenant, now, tenant, now),
         )[0]
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.connection.close()
 
     def clock(self) -> int | None:
         """It has none of its own."""

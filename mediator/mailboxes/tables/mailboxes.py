@@ -243,7 +243,8 @@ class Mailboxes(Table):
 
         What has expired by ``now`` is left out, as far as it is among the first :data:`MAX_EXPIRED` messages that did.
         """
-        self._session.write_mailboxes()
+        self._session.flush()
+        self._dialect.save_mailboxes(list(self._session.changed_mailboxes.values()))
         messages, size = self._dialect.usage(tenant, now)
         delayed = self._session.one(
             "SELECT count(*), coalesce(sum(size), 0) FROM delayed JOIN mailbox ON mailbox_no = no WHERE tenant = ?"
