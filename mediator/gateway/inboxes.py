@@ -32,7 +32,9 @@ class InboxHolder:
 
 
 @dataclass(eq=False, slots=True)
-class _Claim:
+class InboxClaim:
+    """What one subscription of a connection holds, or wants to."""
+
     holder: InboxHolder
     subject: str
     queue: str
@@ -54,10 +56,10 @@ class InboxClaims:
     def __init__(self, call_later: Callable[[float, Callable[[], None]], object]) -> None:
         """``call_later`` is that of the event loop."""
         self._call_later = call_later
-        self._claims: dict[InboxHolder, dict[bytes, _Claim]] = {}
-        self._at: dict[str, set[_Claim]] = {}
+        self._claims: dict[InboxHolder, dict[bytes, InboxClaim]] = {}
+        self._at: dict[str, set[InboxClaim]] = {}
         """Claims by the last of their prefixes."""
-        self._below: dict[str, set[_Claim]] = {}
+        self._below: dict[str, set[InboxClaim]] = {}
         """Claims by each of their prefixes."""
         self._contests: dict[InboxHolder, _Contest] = {}
 
@@ -69,7 +71,7 @@ class InboxClaims:
         """
         first, _, rest = subject.partition(".")
         inbox = _ROOT + rest
-        claim = _Claim(asker, inbox, queue, _prefixes(inbox))
+        claim = InboxClaim(asker, inbox, queue, _prefixes(inbox))
         contest = self._contests.get(asker)
         if contest is None:
             holders = {each.holder for each in self._conflicts(claim)}
@@ -98,11 +100,9 @@ class InboxClaims:
         if claim is not None:
             self._drop(claim)
 
-    def holds(self, holder: InboxHolder, sid: bytes) -> bool:
-        """Return whether a subscription holds its inbox: no other connection may listen to it."""
-        held = self._claims.get(holder)
-        claim = held.get(sid) if held is not None else None
-        return claim is not None and not claim.lost
+    def find(self, holder: InboxHolder, sid: bytes) -> InboxClaim | None:
+        """Return the claim of a subscription; None: it has none, and others may listen to its inbox."""
+        return self._claims.get(holder, {}).get(sid)
 
     def leave(self, holder: InboxHolder) -> None:
         """Release everything that a connection holds or claims."""
@@ -110,7 +110,7 @@ class InboxClaims:
         for claim in self._claims.pop(holder, {}).values():
             self._drop(claim)
 
-    def _conflicts(self, claim: _Claim) -> Iterator[_Claim]:
+    def _conflicts(self, claim: InboxClaim) -> Iterator[InboxClaim]:
         *above, last = claim.prefixes
         for found in (self._below.get(last, ()), *(self._at.get(prefix, ()) for prefix in above)):
             for other in found:
@@ -132,7 +132,7 @@ class InboxClaims:
             if self._contests.get(asker) is contest:
                 asker.resume()
 
-    def _drop(self, claim: _Claim) -> None:
+    def _drop(self, claim: InboxClaim) -> None:
         claim.lost = True
         _discard(self._at, claim.prefixes[-1], claim)
         for prefix in claim.prefixes:
@@ -150,7 +150,7 @@ def _prefixes(subject: str) -> list[str]:
     return [".".join(tokens[:end]) for end in range(2, max(2, count) + 1)]
 
 
-def _discard(table: dict[str, set[_Claim]], key: str, claim: _Claim) -> None:
+def _discard(table: dict[str, set[InboxClaim]], key: str, claim: InboxClaim) -> None:
     claims = table.get(key)
     if claims is not None:
         claims.discard(claim)
@@ -165,6 +165,8 @@ class ReplySubscription:
     sid: bytes
     subject: bytes
     """As it is, wildcard included."""
+    claim: InboxClaim | None
+    """What keeps others from listening to the inbox, until it is lost; None: nothing does."""
     requests: int = 0
     """How many there are, under way included."""
     answers: int = 0
@@ -182,7 +184,7 @@ class ReplyInboxes:
         self._others: set[bytes] = set()
         """Sids of those that answers cannot be handed to: of queue groups, and with wildcards elsewhere."""
 
-    def add(self, sid: bytes, subject: bytes, queue: bytes) -> bool:
+    def add(self, sid: bytes, subject: bytes, queue: bytes, claim: InboxClaim | None) -> bool:
         """Add one; False: there are too many."""
         if sid in self._by_sid or sid in self._others:
             return True
@@ -192,7 +194,7 @@ class ReplyInboxes:
         if queue or b"*" in exact or b">" in exact:
             self._others.add(sid)
         else:
-            made = self._by_sid[sid] = ReplySubscription(sid, subject)
+            made = self._by_sid[sid] = ReplySubscription(sid, subject, claim)
             self._by_subject.setdefault(subject, []).append(made)
         return True
 
@@ -211,10 +213,13 @@ class ReplyInboxes:
         return most - found.max_answers
 
     def find(self, reply: bytes) -> ReplySubscription | None:
-        """Return the one that a reply subject leads to; None: there is none, or more than one."""
+        """Return the one subscription that a reply subject leads to, if nobody else can listen to it."""
         if self._others:
             return None
         exact = self._by_subject.get(reply)
         wild = self._by_subject.get(reply.rpartition(b".")[0] + _ANY_LAST)
         found = exact if wild is None else wild
-        return None if found is None or len(found) > 1 or (exact and wild) else found[0]
+        if found is None or len(found) > 1 or (exact and wild):
+            return None
+        claim = found[0].claim
+        return found[0] if claim is not None and not claim.lost else None

@@ -193,7 +193,7 @@ class GatewayProtocol(PushSession):
             return False
         if to.max_answers is not None and to.answers >= to.max_answers:
             # As with nats-server, one that was made meanwhile gets it.
-            found = self._find_route(reply)
+            found = self._inboxes.find(reply)
             if found is None:
                 return False
             to = found
@@ -347,7 +347,8 @@ class GatewayProtocol(PushSession):
                 if not allowed:
                     self._down.insert(frames.encode_error(subjects.violation(text)))
                     return b""
-                self._may_go_short = self._inboxes.add(sid, subject, queue) and self._may_go_short
+                claim = self._context.claims.find(self._inbox_holder, sid)
+                self._may_go_short = self._inboxes.add(sid, subject, queue, claim) and self._may_go_short
             return self._command(frame)
         if len(self._by_sid) >= self._context.address.max_subscriptions:
             self._down.insert(frames.encode_error(subjects.violation(text, _TOO_MANY)))
@@ -436,7 +437,7 @@ class GatewayProtocol(PushSession):
         ):
             return 0
         reply = asked[3] or b""
-        route = self._find_route(reply) if reply else None
+        route = self._inboxes.find(reply) if reply else None
         if (reply and route is None) or (head is not None and not self.headers):
             return 0
         if self._slow_requests_pending:
@@ -459,11 +460,6 @@ class GatewayProtocol(PushSession):
         name = f"{self._prefix}{asked[2].decode('utf-8', 'replace')}"
         self.events.append(Request(name, reply, data[middle : after - 2], headers, self._client, answer))
         return after
-
-    def _find_route(self, reply: bytes) -> ReplySubscription | None:
-        """Return the one subscription that a reply subject leads to, if nobody else can listen to it."""
-        found = self._inboxes.find(reply)
-        return found if found is not None and self._context.claims.holds(self._inbox_holder, found.sid) else None
 
     # Frames from the server.
 

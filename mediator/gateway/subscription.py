@@ -50,20 +50,6 @@ def encode_push(
     return VERSION + head + CRLF, payload
 
 
-def make_plain_frame(subject: bytes, sid: bytes, lane: Lane) -> tuple[bytes, int]:
-    """Return a template for the pushes of messages that have only an id and a lane, and the bytes of its headers.
-
-    The template has places for the bytes of the headers, the bytes of headers and payload, the id, and the payload. The
-    headers have so many bytes without the id.
-    """
-    head = VERSION + _MSG_ID + b": %d\r\n"
-    if lane is not Lane.NORMAL:
-        head += b"%b: %b\r\n" % (_LANE, _LANES[lane])
-    head += CRLF
-    words = (b"HMSG %b %b " % (subject, sid)).replace(b"%", b"%%")
-    return words + b"%d %d\r\n" + head + b"%b\r\n", len(head) - len(b"%d")
-
-
 def _lines(message: Message | StoredMessage, key: str | None) -> list[str]:
     """Return the headers that most messages do not have."""
     # Subscribers are promised dedup_id, the name that older senders use.
@@ -156,7 +142,7 @@ class Subscription:
     subjects: Mapping[int, bytes] = field(default_factory=dict)
     """The whole subject of its pushes, by lane; lanes that it does not subscribe to are missing."""
     plain_frames: dict[int, tuple[bytes, int]] = field(default_factory=dict)
-    """What :func:`make_plain_frame` returns for a lane, once it was needed."""
+    """By lane, what :meth:`make_plain_frame` returned, once it was needed."""
     pattern: str | None = None
     """For broadcasts: the pattern behind the prefix of all broadcasts, whose subjects are appended to ``subjects``."""
     in_flight: "InFlightCounter" = field(init=False)
@@ -210,9 +196,18 @@ class Subscription:
                     self.record(batch.messages[place])
         self.push_frames(batch.frames(self, places))
 
-    def add_plain_frame(self, lane: Lane) -> tuple[bytes, int]:
-        """Make the template for the frames of plain messages of a lane."""
-        self.plain_frames[lane] = made = make_plain_frame(self.subjects[lane], self.sid, lane)
+    def make_plain_frame(self, lane: Lane) -> tuple[bytes, int]:
+        """Make a template for the pushes of messages that have only an id and a lane, and count its headers' bytes.
+
+        The template has places for the bytes of the headers, the bytes of headers and payload, the id, and the payload.
+        The headers have so many bytes without the id.
+        """
+        head = VERSION + _MSG_ID + b": %d\r\n"
+        if lane is not Lane.NORMAL:
+            head += b"%b: %b\r\n" % (_LANE, _LANES[lane])
+        head += CRLF
+        words = (b"HMSG %b %b " % (self.subjects[lane], self.sid)).replace(b"%", b"%%")
+        made = self.plain_frames[lane] = words + b"%d %d\r\n" + head + b"%b\r\n", len(head) - len(b"%d")
         return made
 
     def push_frames(self, frames: Sequence[bytes]) -> None:
@@ -279,7 +274,7 @@ class MessageBatch:
         for place in places:
             message = self.messages[place]
             if usual and message.extra is None and message.key is None and message.tag_list is None:
-                template, head = to.plain_frames.get(message.lane_number) or to.add_plain_frame(message.lane)
+                template, head = to.plain_frames.get(message.lane_number) or to.make_plain_frame(message.lane)
                 head += len(str(message.msg_id))
                 made.append(template % (head, head + len(message.payload), message.msg_id, message.payload))
             else:

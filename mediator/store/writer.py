@@ -360,7 +360,9 @@ class Writer:
                 while len(batch) < count:
                     batch.append(self._jobs.popleft())
             if batch:
-                self._run_batch(self._jobs, batch)
+                done = self._run_batch(batch)
+                # Requests for which there was no time come first in the next batch.
+                self._jobs.extendleft(reversed(batch[done:]))
             self._takes_long = self._takes_long and bool(self._jobs)
             self._served = True
             self._idle_from = time.monotonic() + IDLE_SECONDS
@@ -372,7 +374,7 @@ class Writer:
         if job.work is _own_upkeep:
             self._upkeep(job)
         else:
-            self._run_batch(deque(), [job])
+            self._run_batch([job])
 
     def _note_freezes(self, guard: FreezeGuard) -> None:
         self._freezes = guard.freezes()
@@ -400,17 +402,17 @@ class Writer:
         self._undelivered.append(([(job, UnavailableError(FROZEN)) for job in refused], None))
         self._deliver()
 
-    def _run_batch(self, queue: deque[WriteJob], batch: list[WriteJob]) -> None:
-        """Run a batch and commit it; whatever happens, there is something to deliver."""
+    def _run_batch(self, batch: list[WriteJob]) -> int:
+        """Run a batch, commit it, and return how many of its jobs are done: those to deliver."""
         try:
             try:
-                outcomes, committed = self._commit(queue, batch)
+                outcomes, committed = self._commit(batch)
             except UncertainError:
                 # The commit may have happened: running the work again could store it twice.
                 raise
             except UnavailableError:
                 # A deadlock or a lost connection may be over by now.
-                outcomes, committed = self._commit(queue, batch)
+                outcomes, committed = self._commit(batch)
             if self._failures.logged_at is not None:
                 self._failures.worked()
         except UnavailableError as error:
@@ -420,15 +422,17 @@ class Writer:
             if len(batch) > 1:
                 # Run them one by one, so that the faulty one fails alone.
                 for job in batch:
-                    self._run_batch(deque(), [job])
-                return
+                    self._run_batch([job])
+                return len(batch)
             log.exception("a request failed")
             outcomes, committed = [(job, MediatorError()) for job in batch], None
         self._undelivered.append((outcomes, committed))
         if threading.current_thread() is self._thread:
             self._loop.call_soon_threadsafe(self._deliver)
+        return len(outcomes)
 
-    def _commit(self, queue: deque[WriteJob], batch: list[WriteJob]) -> tuple[Outcomes, Committed]:
+    def _commit(self, batch: list[WriteJob]) -> tuple[Outcomes, Committed]:
+        """Run jobs in one transaction, in their order and as far as there is time, and commit it."""
         guard = self._guard
         if guard is not None:
             self._refuse_if_frozen(guard)
@@ -460,9 +464,6 @@ class Writer:
         for after_commit in committed:
             if after_commit is not None:
                 after_commit()
-        # Requests for which there was no time come first in the next batch.
-        while len(batch) > len(outcomes):
-            queue.appendleft(batch.pop())
         seconds = time.perf_counter() - started
         return outcomes, Committed(len(outcomes), seconds, tx.events, tx.woken, tx.session.due, tx.changed)
 

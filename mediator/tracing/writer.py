@@ -1,7 +1,6 @@
 """Records how long traced requests waited for their commit, and how long that took."""
 
 import time
-from collections import deque
 from typing import Any
 
 from opentelemetry import trace
@@ -43,9 +42,9 @@ class TracedWriter(Writer):
         self._tracer = tracer
         super().__init__(*args)
 
-    def _commit(self, queue: deque[WriteJob], batch: list[WriteJob]) -> tuple[Outcomes, Committed]:
+    def _commit(self, batch: list[WriteJob]) -> tuple[Outcomes, Committed]:
         began_at = time.time_ns()
-        outcomes, committed = super()._commit(queue, batch)
+        outcomes, committed = super()._commit(batch)
         ended_at = time.time_ns()
         for job, _ in outcomes:
             if isinstance(job, TracedJob):
