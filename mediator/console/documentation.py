@@ -12,28 +12,22 @@ from markupsafe import Markup
 
 from mediator.console.pages import Page, Shown, Visit
 from mediator.console.tables import HOME
+from mediator.system.shipped import shipped_folder
 
 if TYPE_CHECKING:
     from markdown_it.token import Token
 
-_SHIPPED: Final = Path(__file__).parents[1] / "_docs"
-_CHECKOUT: Final = Path(__file__).parents[2] / "docs"
+FOLDER: Final = shipped_folder("docs")
 ROUTE: Final = f"{HOME}/docs"
 INDEX: Final = "index"
 _PICTURES: Final = {".svg": "image/svg+xml", ".png": "image/png"}
 _CONTENTS: Final = re.compile(r"^```\{toctree\}\n:caption: (.*)\n(?::.*\n)*\n((?:.+\n)*)```$", re.MULTILINE)
 
 
-def directory() -> Path:
-    """Return the folder of the documentation: inside an installed package, beside it in a checkout."""
-    return _SHIPPED if _SHIPPED.is_dir() else _CHECKOUT
-
-
 @cache
 def names() -> frozenset[str]:
     """Return the pages there are, such as ``howto/backup``."""
-    folder = directory()
-    return frozenset(path.relative_to(folder).with_suffix("").as_posix() for path in folder.rglob("*.md"))
+    return frozenset(path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.md"))
 
 
 @cache
@@ -81,7 +75,7 @@ def read(name: str) -> Markup:
 
 
 def _text(name: str) -> str:
-    return (directory() / f"{name}.md").read_text(encoding="utf-8")
+    return (FOLDER / f"{name}.md").read_text(encoding="utf-8")
 
 
 def _slug(heading: "Token", used: dict[str, int]) -> str:
@@ -120,9 +114,8 @@ def _console_address(target: str, name: str) -> str:
 @cache
 def pictures() -> Mapping[str, Path]:
     """Return the files of the pictures by their names, such as ``pictures/overview.svg``."""
-    folder = directory()
-    files = (folder / "pictures").iterdir()
-    return {path.relative_to(folder).as_posix(): path for path in files if path.suffix in _PICTURES}
+    files = (FOLDER / "pictures").iterdir()
+    return {path.relative_to(FOLDER).as_posix(): path for path in files if path.suffix in _PICTURES}
 
 
 async def _show(visit: Visit) -> Shown:

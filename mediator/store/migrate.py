@@ -7,18 +7,12 @@ from peewee import Database, PeeweeException
 from playhouse.migrations import MigrationError, Runner
 
 from mediator.errors import SchemaError
+from mediator.system.shipped import shipped_folder
 
-_SHIPPED = Path(__file__).parent.parent / "_migrations"
-_CHECKOUT = Path(__file__).parent.parent.parent / "migrations"
-
-
+FOLDER = shipped_folder("migrations")
+"""Of the core's migrations."""
 NO_PARTS: Mapping[str, Path] = {}
 """No part brings tables of its own."""
-
-
-def directory() -> Path:
-    """Return the folder of the migrations: inside an installed package, beside it in a checkout."""
-    return _SHIPPED if _SHIPPED.is_dir() else _CHECKOUT
 
 
 def migrate(database: Database, of_parts: Mapping[str, Path]) -> list[str]:
@@ -28,7 +22,7 @@ def migrate(database: Database, of_parts: Mapping[str, Path]) -> list[str]:
     lock that keeps others out. Raises :class:`SchemaError` when the schema is newer than this program or a migration
     fails; a failed migration is rolled back completely.
     """
-    names = _run(Runner(database, str(directory())))
+    names = _run(Runner(database, str(FOLDER)))
     for name, folder in of_parts.items():
         names += _run(Runner(database, str(folder), f"schema_migration_{name}"))
     return names

@@ -9,7 +9,7 @@ from playhouse.migrations import Runner
 
 from mediator.store import migrate
 
-NAMES = [path.stem for path in sorted(migrate.directory().glob("[0-9]*.py"))]
+NAMES = [path.stem for path in sorted(migrate.FOLDER.glob("[0-9]*.py"))]
 Schema = dict[str, dict[str, tuple[str, bool, bool]]]
 """For each table its columns: type, whether it must have a value, and whether an INSERT without it gives one."""
 Unique = dict[str, set[frozenset[str]]]
@@ -67,7 +67,7 @@ def schemas() -> dict[str, tuple[Schema, Unique]]:
     """The schema after each migration."""
     found = {}
     with closing(SqliteDatabase(":memory:")) as database:
-        runner = Runner(database, str(migrate.directory()))
+        runner = Runner(database, str(migrate.FOLDER))
         for name in NAMES:
             runner.up(name)
             found[name] = schema_of(database)
@@ -90,14 +90,14 @@ def test_every_migration_only_expands(schemas):
 )
 def test_a_migration_that_takes_something_away_is_noticed(schemas, change: str):
     with closing(SqliteDatabase(":memory:")) as database:
-        Runner(database, str(migrate.directory())).up()
+        Runner(database, str(migrate.FOLDER)).up()
         database.execute_sql(change)
         assert len(contractions(schemas[NAMES[-1]], schema_of(database))) >= 1
 
 
 def test_what_may_be_added_is_no_contraction(schemas):
     with closing(SqliteDatabase(":memory:")) as database:
-        Runner(database, str(migrate.directory())).up()
+        Runner(database, str(migrate.FOLDER)).up()
         for change in (
             "CREATE TABLE another (no INTEGER PRIMARY KEY, text TEXT NOT NULL)",
             "ALTER TABLE message ADD COLUMN another TEXT",

@@ -24,7 +24,7 @@ from registry.tables import RegistryTables
 from tests.harness.agents import FIRST, SPACE, registration
 from tests.harness.samples import ALL, T0, TENANT, furnish, get, ids, picture
 
-NAMES = [path.stem for path in sorted(migrate.directory().glob("[0-9]*.py"))]
+NAMES = [path.stem for path in sorted(migrate.FOLDER.glob("[0-9]*.py"))]
 Open = Callable[[], Store]
 
 
@@ -56,7 +56,7 @@ def take_back(database: tuple[Open, Database]) -> Callable[[int], None]:
 
     def back(count: int) -> None:
         with database[1]:
-            Runner(database[1], str(migrate.directory())).down(NAMES[count])
+            Runner(database[1], str(migrate.FOLDER)).down(NAMES[count])
 
     return back
 
@@ -64,14 +64,14 @@ def take_back(database: tuple[Open, Database]) -> Callable[[int], None]:
 @pytest.fixture
 def version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Let the program have the first migrations only, as an earlier one did."""
-    shipped = migrate.directory()
+    shipped = migrate.FOLDER
 
     def have(count: int) -> None:
         directory = tmp_path / f"migrations {count}"
         directory.mkdir()
         for name in NAMES[:count]:
             shutil.copy(shipped / f"{name}.py", directory)
-        monkeypatch.setattr(migrate, "directory", lambda: directory)
+        monkeypatch.setattr(migrate, "FOLDER", directory)
 
     return have
 

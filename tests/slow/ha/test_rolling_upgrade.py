@@ -49,14 +49,14 @@ from pathlib import Path
 
 from mediator.store import migrate
 
-migrate.directory = lambda: Path({folder!r})
+migrate.FOLDER = Path({folder!r})
 """
 
 
 @pytest.fixture
 def newer(tmp_path: Path) -> Path:
     """A folder that makes a program on whose path it is the newer one."""
-    folder = shutil.copytree(migrate.directory(), tmp_path / "newer" / "migrations")
+    folder = shutil.copytree(migrate.FOLDER, tmp_path / "newer" / "migrations")
     (folder / "9000_later.py").write_text(NEWER)
     (tmp_path / "newer" / "sitecustomize.py").write_text(OVERLAY.format(folder=str(folder)))
     return tmp_path / "newer"
