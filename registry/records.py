@@ -231,7 +231,7 @@ class RecentSearch:
 
 def voter_of(credential: str) -> int:
     """Return the number that stands for a credential; 0 for anonymous callers, who count as one."""
-    return _number(credential) if credential else 0
+    return _number(_hash(credential)) if credential else 0
 
 
 def digest_of(text: str) -> bytes:
@@ -241,15 +241,15 @@ def digest_of(text: str) -> bytes:
 
 def voter_of_request(text: str) -> int:
     """Return the number that stands for a request, where one party makes them all (G6)."""
-    return _number(" ".join(text.lower().split()))
+    return _number(digest_of(text))
 
 
 def _hash(text: str) -> bytes:
     return blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
 
 
-def _number(text: str) -> int:
-    return int.from_bytes(_hash(text)[:8], "little") >> 1 | 1
+def _number(digest: bytes) -> int:
+    return int.from_bytes(digest[:8], "little") >> 1 | 1
 
 
 @dataclass(frozen=True, slots=True)

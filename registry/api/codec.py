@@ -8,7 +8,7 @@ from multidict import MultiMapping
 from mediator.errors import BadRequestError
 from mediator.fields import Fields, FieldTable, is_deep, parse_body
 from mediator.mailboxes.bounds import MAX_TAG, MAX_TAGS
-from registry.cards.card import MAX_DEPTH, MAX_NAME, NAMED, agent_id, find_mailbox
+from registry.cards.card import MAX_DEPTH, MAX_NAME, NAMED, Card, agent_id, find_mailbox
 from registry.index.analysis import MAX_REQUEST
 from registry.records import Agent, State
 from registry.requests import (
@@ -55,16 +55,6 @@ _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 _LISTS = ("tag", "skill", "state")
 
 
-def parse_reference(data: bytes) -> AgentReference:
-    """Parse which agent a request is about (G2); an SDK may send the whole card, only its mailbox counts."""
-    return _reference(parse_body(data))
-
-
-def parse_report(data: bytes) -> AgentReference:
-    """Parse which agent a report is about (G2); the whole body is kept as its status."""
-    return _reference(parse_status(data))
-
-
 def parse_status(data: bytes) -> Fields:
     """Parse a status report; it is shown to others as it came, so its size and depth are limited as those of cards."""
     if len(data) > MAX_STATUS:
@@ -75,7 +65,8 @@ def parse_status(data: bytes) -> Fields:
     return fields
 
 
-def _reference(fields: Fields) -> AgentReference:
+def parse_reference(fields: Fields) -> AgentReference:
+    """Parse which agent a request is about (G2); an SDK may send the whole card, only its mailbox counts."""
     address = _named_agent(fields)
     if address is not None:
         return AgentReference(address=address)
@@ -204,8 +195,15 @@ def encode_state(agent: Agent, state: State) -> dict[str, Any]:
 
 def encode_registration(done: RegisterResult) -> dict[str, Any]:
     """Return the result of a registration."""
-    note = {} if done.card.note is None else {"note": done.card.note}
-    return {**encode_history(done.agent), "warnings": done.card.warnings, "created": done.created, **note}
+    return {**encode_history(done.agent), **encode_remarks(done.card), "created": done.created}
+
+
+def encode_remarks(card: Card) -> dict[str, Any]:
+    """Return what its agent should know of a card that was registered."""
+    remarks: dict[str, Any] = {"warnings": card.warnings}
+    if card.address.startswith(NAMED):
+        remarks["note"] = "the card names no mailbox: nobody can send to this agent here"
+    return remarks
 
 
 def encode_history(agent: Agent) -> dict[str, Any]:

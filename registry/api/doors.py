@@ -197,11 +197,10 @@ def add_verbs(host: Host, directory: Directory, policy: MemoryPolicy, signs: Wea
 
     async def register(tenant: str, data: bytes, _budget: ReplyBudget) -> bytes:
         done = await directory.register(tenant, data, request_context.caller.get())
-        note = {} if done.card.note is None else {"note": done.card.note}
-        return orjson.dumps({"error": "", "mailbox": done.agent.address, "warnings": done.card.warnings, **note})
+        return orjson.dumps({"error": "", "mailbox": done.agent.address, **codec.encode_remarks(done.card)})
 
     async def unregister(tenant: str, data: bytes, _budget: ReplyBudget) -> bytes:
-        reference = codec.parse_reference(data)
+        reference = codec.parse_reference(parse_body(data))
         try:
             agent = await directory.unregister(tenant, reference)
         except NoSuchAgentError:
@@ -209,7 +208,8 @@ def add_verbs(host: Host, directory: Directory, policy: MemoryPolicy, signs: Wea
         return orjson.dumps({"error": "", "mailbox": agent.address, "removed": True})
 
     async def report(tenant: str, data: bytes, _budget: ReplyBudget) -> bytes:
-        agent = await directory.report(tenant, codec.parse_report(data), data)
+        reference = codec.parse_reference(codec.parse_status(data))
+        agent = await directory.report(tenant, reference, data)
         return orjson.dumps({"error": "", "mailbox": agent.address})
 
     async def discover(tenant: str, data: bytes, budget: ReplyBudget) -> bytes:

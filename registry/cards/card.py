@@ -62,13 +62,6 @@ class Card:
     warnings: tuple[str, ...] = ()
     """Where it does not follow its format; it is registered all the same."""
 
-    @property
-    def note(self) -> str | None:
-        """What its agent should know of the registration, or None."""
-        return (
-            "the card names no mailbox: nobody can send to this agent here" if self.address.startswith(NAMED) else None
-        )
-
 
 def parse_card(data: bytes) -> dict[str, Any]:
     """Parse the JSON object of a card, of limited size and depth (G1); of duplicate keys the last one counts.

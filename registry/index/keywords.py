@@ -64,10 +64,6 @@ class KeywordIndex:
         while batch := dict(islice(rest, _BATCH)):
             self._add(batch)
 
-    def add(self, slot: int, terms: Mapping[str, int]) -> None:
-        """Add an agent, or replace it."""
-        self._add({slot: terms})
-
     def remove(self, slot: int) -> None:
         """Remove an agent, if it is in the index."""
         numbers = self._documents.pop(slot, None)

@@ -120,32 +120,27 @@ def _read(tables: RegistryTables, indexes: IndexSet, changes: Sequence[AgentChan
             new_vectors.append(change.no)
     packed = tables.agents.terms(new_cards) if new_cards else {}
     vectors = tables.vectors.read(indexes.space, new_vectors) if new_vectors else {}
-    documents, updated = _unpack(tables, packed)
+    _add_documents(tables, packed, batch)
     batch.changes += changes
-    batch.documents |= documents
     batch.vectors |= vectors
-    batch.updated += updated
     return sum(map(len, packed.values())) + sum(len(one.vectors) for one in vectors.values())
 
 
-def _unpack(tables: RegistryTables, packed: Mapping[int, bytes]) -> tuple[dict[int, IndexDocument], list[UpdatedTerms]]:
-    """Unpack documents; those of an older version of the program are made anew from their cards, and returned twice."""
-    documents: dict[int, IndexDocument] = {}
+def _add_documents(tables: RegistryTables, packed: Mapping[int, bytes], batch: ChangeBatch) -> None:
+    """Add documents to a batch; those of an older version of the program are made anew from their cards."""
     old = []
     for no, data in packed.items():
         try:
-            documents[no] = IndexDocument.unpack(data)
+            batch.documents[no] = IndexDocument.unpack(data)
         except ValueError:
             old.append(no)
-    updated = []
     for no, agent in tables.agents.pick(old).items() if old else ():
         try:
-            documents[no] = IndexDocument.of(read_card(agent.card))
+            batch.documents[no] = document = IndexDocument.of(read_card(agent.card))
         except BadRequestError as error:
             log.warning("a stored card is not valid any more", agent=no, field=error.field)
             continue
-        updated.append(UpdatedTerms(no, agent.card_revision, documents[no].pack()))
-    return documents, updated
+        batch.updated.append(UpdatedTerms(no, agent.card_revision, document.pack()))
 
 
 def apply_changes(indexes: IndexSet, batch: ChangeBatch, liveness: Liveness) -> None:
@@ -327,14 +322,13 @@ class IndexUpdater:
         """
         self._wake.set()
         self._confirmed = max(self._confirmed, revision)
-
+        if not self._loaded.is_set():
+            return
         wanted = ChangeCursor(revision, _LAST)
 
         def there() -> bool:
             return (self._indexes.requests if remembered else self._indexes.cursor) >= wanted
 
-        if not self._loaded.is_set() or there():
-            return
         with suppress(TimeoutError):
             async with asyncio.timeout(WAIT_SECONDS), self._advanced:
                 await self._advanced.wait_for(there)

@@ -109,8 +109,8 @@ class SnapshotCache:
         memory.
         """
         known = self.find(tenant, key)
-        again = known is not None and known.result.equals(result)
-        return self.add(known.id if known is not None and again else secrets.token_hex(ID_BYTES), tenant, key, result)
+        id = known.id if known is not None and known.result.equals(result) else secrets.token_hex(ID_BYTES)
+        return self.add(id, tenant, key, result)
 
     def add(self, id: str, tenant: str, key: bytes, result: SearchResult) -> SearchSnapshot:
         """Keep a result under an id."""

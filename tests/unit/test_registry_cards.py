@@ -8,6 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mediator.errors import BadRequestError
+from registry.api.codec import encode_remarks
 from registry.cards.a2a import MAX_WARNINGS
 from registry.cards.card import MAX_CARD, MAX_DEPTH, Card, CardFormat, Skill, find_mailbox, mailbox_address, read_card
 from registry.cards.sources import with_mailbox
@@ -104,8 +105,8 @@ def test_the_mailbox_stands_at_the_top_or_in_an_extension() -> None:
 def test_a_card_without_a_mailbox_is_identified_by_its_name(mailbox: dict[str, Any]) -> None:
     card = read_card(json.dumps({"name": "Bäcker / 1", "payload": '{"description": "rye"}', **mailbox}).encode())
     assert (card.address, card.name, card.description) == ("name:Bäcker / 1", "Bäcker / 1", "rye")
-    assert card.note == "the card names no mailbox: nobody can send to this agent here"
-    assert read(mailbox="bread.baker", name="x").note is None
+    assert encode_remarks(card)["note"] == "the card names no mailbox: nobody can send to this agent here"
+    assert "note" not in encode_remarks(read(mailbox="bread.baker", name="x"))
     for name in ("", None):
         with pytest.raises(BadRequestError, match=r"^mailbox: expected an address, .*, or a name$"):
             read_card(json.dumps({"name": name, **mailbox}).encode())

@@ -13,9 +13,9 @@ from multidict import MultiDict
 from yarl import URL
 
 from mediator.errors import BadRequestError
-from mediator.fields import is_deep, parse_body
+from mediator.fields import Fields, is_deep, parse_body
 from registry.api import codec
-from registry.api.codec import MAX_PAGES, MAX_STATUS, parse_discover, parse_query, parse_reference, parse_report
+from registry.api.codec import MAX_PAGES, MAX_STATUS, parse_discover, parse_query, parse_reference, parse_status
 from registry.cards.card import Skill
 from registry.index.analysis import MAX_REQUEST
 from registry.records import Agent, State
@@ -212,30 +212,31 @@ def test_any_query_is_parsed_or_refused(pairs: list[tuple[str, str]]) -> None:
 
 @pytest.mark.rule("G2")
 def test_an_agent_is_named_by_its_mailbox_or_else_by_its_name() -> None:
-    assert parse_reference(b'{"mailbox": "mq9://broker/a.b", "name": "Ann"}') == AgentReference(address="a.b")
-    assert parse_reference(b'{"mailbox": "a.b"}') == AgentReference(address="a.b")
-    assert parse_reference(b'{"mailbox": "", "name": "Ann"}') == AgentReference(name="Ann")
+    both = parse_body(b'{"mailbox": "mq9://broker/a.b", "name": "Ann"}')
+    assert parse_reference(both) == AgentReference(address="a.b")
+    assert parse_reference(parse_body(b'{"mailbox": "a.b"}')) == AgentReference(address="a.b")
+    assert parse_reference(parse_body(b'{"mailbox": "", "name": "Ann"}')) == AgentReference(name="Ann")
     card = {"name": "Ann", "capabilities": {"extensions": [{"uri": "u", "params": {"mailbox": "mq9://x/a.b"}}]}}
-    assert parse_reference(json.dumps(card).encode()) == AgentReference(address="a.b"), "a whole card, as SDKs send"
+    assert parse_reference(Fields(card)) == AgentReference(address="a.b"), "a whole card, as SDKs send"
     for data in (b"", b"{}", b'{"name": null}', b'{"mailbox": "", "name": ""}'):
         with pytest.raises(BadRequestError, match=r"^mailbox: expected the agent's mailbox, or its name$"):
-            parse_reference(data)
+            parse_reference(parse_body(data))
     for data, field in ((b'{"mailbox": 5}', "mailbox"), (b'{"mailbox": "A b"}', "mailbox"), (b'{"name": 5}', "name")):
         with pytest.raises(BadRequestError, match=f"^{field}: "):
-            parse_reference(data)
+            parse_reference(parse_body(data))
 
 
 @pytest.mark.rule("G2")
 def test_a_report_is_bounded_in_bytes_and_levels() -> None:
     body = b'{"mailbox": "a.b", "x": "%b"}'
     fitting = body % (b"x" * (MAX_STATUS - len(body) + 2))
-    assert parse_report(fitting) == AgentReference(address="a.b")
+    assert parse_reference(parse_status(fitting)) == AgentReference(address="a.b")
     with pytest.raises(BadRequestError, match=r"^body: expected a report of at most 16384 bytes, got 16385$"):
-        parse_report(fitting + b" ")
+        parse_status(fitting + b" ")
     levels = b'{"mailbox": "a.b", "x": %b1%b}'
-    assert parse_report(levels % (b"[" * 63, b"]" * 63)) == AgentReference(address="a.b")
+    assert parse_reference(parse_status(levels % (b"[" * 63, b"]" * 63))) == AgentReference(address="a.b")
     with pytest.raises(BadRequestError, match=r"^body: expected at most 64 levels"):
-        parse_report(levels % (b"[" * 64, b"]" * 64))
+        parse_status(levels % (b"[" * 64, b"]" * 64))
     assert codec.parse_status(b"").values == {}
 
 

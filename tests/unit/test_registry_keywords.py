@@ -70,7 +70,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(slot=slots, weights=contents)
     def put(self, slot: int, weights: dict[str, int]) -> None:
-        self.index.add(slot, weights)
+        self.index.add_many([(slot, weights)])
         self.agents[slot] = weights
 
     @rule(items=st.lists(st.tuples(slots, contents), max_size=8))
@@ -106,7 +106,7 @@ def test_many_agents_are_the_same_at_once_and_one_by_one() -> None:
     at_once, one_by_one = KeywordIndex(), KeywordIndex()
     at_once.add_many(agents.items())
     for slot in reversed(agents):
-        one_by_one.add(slot, agents[slot])
+        one_by_one.add_many([(slot, agents[slot])])
     for request in (["w0"], ["w7", "w31"], [f"w{number}" for number in range(40)]):
         ours, theirs = at_once.search(request), one_by_one.search(request)
         assert ours[0].tolist() == theirs[0].tolist()
@@ -115,9 +115,8 @@ def test_many_agents_are_the_same_at_once_and_one_by_one() -> None:
 
 def test_the_rarest_words_of_a_long_request_count() -> None:
     index = KeywordIndex()
-    index.add(0, {f"common{number}x": 1 for number in range(MAX_QUERY)} | {"only": 1})
-    index.add(1, {f"common{number}x": 1 for number in range(MAX_QUERY)})
-    index.add(2, {"other": 1})
+    common = {f"common{number}x": 1 for number in range(MAX_QUERY)}
+    index.add_many([(0, common | {"only": 1}), (1, common), (2, {"other": 1})])
     request = [f"common{number}x" for number in range(MAX_QUERY)]
     _, without = index.search(request)
     _, together = index.search([*request, "only", "other"])
@@ -129,7 +128,7 @@ def test_the_rarest_words_of_a_long_request_count() -> None:
 @pytest.mark.parametrize("slot", [-1, MAX_SLOT + 1])
 def test_a_slot_out_of_bounds_changes_nothing(slot: int) -> None:
     index = KeywordIndex()
-    index.add(1, {"rain": 1})
+    index.add_many([(1, {"rain": 1})])
     with pytest.raises(ValueError, match="slot"):
         index.add_many([(1, {"snow": 1}), (slot, {"hail": 1})])
     assert len(index) == 1
@@ -143,7 +142,7 @@ def test_words_that_no_agent_has_any_more_take_no_memory() -> None:
         sizes = []
         for turn in range(4):
             for number in range(100):
-                index.add(1, {f"w{turn}x{number}x{place}": 1 for place in range(100)})
+                index.add_many([(1, {f"w{turn}x{number}x{place}": 1 for place in range(100)})])
             # Threads of other tests may allocate meanwhile.
             own = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, keywords.__file__)])
             sizes.append(sum(trace.size for trace in own.statistics("filename")))
