@@ -278,7 +278,7 @@ def _agents() -> Iterable[tuple[str, Json, Json]]:
         "query_id": {"type": "string", "description": "Names the search for AGENT.FEEDBACK (G5)."},
     }
     said = {"query_id": page["query_id"], "mailbox": mailbox, "useful": {"type": "boolean"}}
-    counted = {"type": "boolean", "description": "Whether the word counts (G6)."}
+    counted = {"type": "boolean", "description": "Whether the vote counts (G6)."}
     note = {"type": "string", "description": "That nobody can send to an agent without a mailbox (G1)."}
     removed = {"type": "boolean", "description": "Whether it was registered (G2)."}
     yield "REGISTER", card, _object({**done["properties"], "warnings": warnings, "note": note}, ["error"])
