@@ -81,7 +81,7 @@ Work = Callable[[MediationTransaction, int], T]
 MAX_MAILBOX_KEYS = 100_000
 
 
-class Arrived(NamedTuple):
+class NewMail(NamedTuple):
     """Messages that arrived, and the cursor to continue with."""
 
     messages: list[StoredMessage]
@@ -384,14 +384,14 @@ class MediationBroker:
 
     async def next_arrived(
         self, connection: Connection, cursor: int, limit: int, budget: int, leased: Collection[int] = ()
-    ) -> Arrived:
+    ) -> NewMail:
         """Hand out messages from ``cursor`` on in order of msg_id; they stay queued (D6, D10)."""
         messages, behind = await self.write(
             lambda tx, now: message_queue.next_arrived(tx, connection, cursor, limit, budget, now, leased),
             connection.mailbox_key,
             even_when_full=True,
         )
-        return Arrived(self._observed(connection, messages), behind)
+        return NewMail(self._observed(connection, messages), behind)
 
     def _observed(self, connection: Connection, messages: list[StoredMessage]) -> list[StoredMessage]:
         """Return messages that are handed out, after tracing has seen them."""

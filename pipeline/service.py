@@ -18,7 +18,7 @@ from aiohttp import web
 
 from mediator.broker import Broker
 from mediator.console.console import Console
-from mediator.console.pages import Page, Shown, Visit
+from mediator.console.pages import Page, PageContent, PageRequest
 from mediator.console.tables import MAX_ROWS, next_step
 from mediator.errors import AlreadyRunningError, BadRequestError, MediatorError, NotAllowedError, UnavailableError
 from mediator.operate.operations import (
@@ -331,11 +331,11 @@ def _describe_report(file: Path) -> dict[str, Any] | None:
 def add_pages(console: Console, file: Path) -> None:
     """Add the pages; ``file`` is where the page of a report is."""
 
-    async def show_report(visit: Visit) -> Shown:
+    async def show_report(page_request: PageRequest) -> PageContent:
         size = await asyncio.to_thread(lambda: file.stat().st_size if file.is_file() and not file.is_symlink() else 0)
         if not 0 < size <= MAX_REPORT:
             raise web.HTTPNotFound
-        if not visit.may(Right.READ_PAYLOAD) and ADDRESSES.encode() in await asyncio.to_thread(file.read_bytes):
+        if not page_request.may(Right.READ_PAYLOAD) and ADDRESSES.encode() in await asyncio.to_thread(file.read_bytes):
             raise NotAllowedError(Right.READ_PAYLOAD)
         return web.FileResponse(file, headers={**_HEADERS, "Content-Type": "text/html; charset=utf-8"})
 
@@ -348,18 +348,18 @@ def add_pages(console: Console, file: Path) -> None:
     )
 
 
-async def _show_runs(visit: Visit) -> Shown:
-    request = visit.table_request("runs")
-    runs = (await visit.run("run-list", limit=MAX_ROWS))["runs"]
+async def _show_runs(page_request: PageRequest) -> PageContent:
+    request = page_request.table_request("runs")
+    runs = (await page_request.run("run-list", limit=MAX_ROWS))["runs"]
     rows = [run | {"took": run["ended_at"] and run["ended_at"] - run["started_at"]} for run in runs]
-    table = visit.table(
+    table = page_request.table(
         request,
         "Runs of all instances, newest first",
         _RUNS,
         rows,
         empty=next_step("It has not run yet. Run it above, or:", "mediator pipeline ingest"),
     )
-    return {"runs": table, "commands": list(SCHEDULED), **await visit.run("pipeline-state")}
+    return {"runs": table, "commands": list(SCHEDULED), **await page_request.run("pipeline-state")}
 
 
 _TOOK: Final = Column("took", field="took", kind=Kind.SECONDS)
@@ -370,10 +370,10 @@ _RUNS: Final = [
 ]
 
 
-async def _show_run(visit: Visit) -> Shown:
-    run = await visit.run("run-show", run=visit.number("run", 0, 1, 2**53))
+async def _show_run(page_request: PageRequest) -> PageContent:
+    run = await page_request.run("run-show", run=page_request.number("run", 0, 1, 2**53))
     counted = [{"what": name.replace("_", " "), "count": count} for name, count in sorted(run["numbers"].items())]
-    return {"run": run, "counted": visit.table("counted", "Counted", _COUNTED, counted)}
+    return {"run": run, "counted": page_request.table("counted", "Counted", _COUNTED, counted)}
 
 
 _COUNTED: Final = [Column("what", field="what"), Column("count", field="count", kind=Kind.NUMBER)]

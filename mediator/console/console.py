@@ -16,7 +16,7 @@ from jinja2 import BaseLoader, Environment, FileSystemLoader, PrefixLoader, Stri
 from multidict import MultiMapping
 
 from mediator import __version__
-from mediator.console.pages import Page, Shown, Visit
+from mediator.console.pages import Page, PageContent, PageRequest
 from mediator.console.streams import Streams
 from mediator.console.tables import FILTERS, HOME, MAX_ROWS, Table
 from mediator.errors import BadRequestError, MediatorError, NotAllowedError, SetupError
@@ -174,61 +174,66 @@ class Console:
 
     def _handler(self, page: Page, template: str) -> Any:
         async def answer(request: web.Request) -> web.StreamResponse:
-            visit = await self._visit(request)
-            if visit is None:
+            page_request = await self._page_request(request)
+            if page_request is None:
                 return self._access.ask_to_sign_in(request)
             try:
-                if page.right not in visit.actor.rights:
+                if page.right not in page_request.actor.rights:
                     raise NotAllowedError(page.right)
-                shown = await page.show(visit)
+                shown = await page.show(page_request)
             except (MediatorError, TimeoutError, web.HTTPException) as error:
-                return await self._refused(visit, error)
+                return await self._refused(page_request, error)
             if isinstance(shown, web.StreamResponse):
                 return shown
             for value in shown.values():
                 for table in value if isinstance(value, list) else [value]:
                     if isinstance(table, Table) and table.request.format:
                         return table.file()
-            return await self._page(visit, template, page=page, **shown)
+            return await self._page(page_request, template, page=page, **shown)
 
         return answer
 
-    async def _visit(self, request: web.Request) -> Visit | None:
+    async def _page_request(self, request: web.Request) -> PageRequest | None:
         visitor = await self._access.visitor(request)
-        return None if visitor is None else Visit(request, *visitor, operations=self.operations)
+        return None if visitor is None else PageRequest(request, *visitor, operations=self.operations)
 
-    async def _page(self, visit: Visit, template: str, status: int = 200, **context: Any) -> web.Response:
-        notice = unquote(visit.request.cookies.get(_NOTICE, ""))[:_NOTICE_LENGTH]
-        shown = {"visit": visit, "navigation": self.navigation(visit.actor), "notice": notice, "status": status}
+    async def _page(self, page_request: PageRequest, template: str, status: int = 200, **context: Any) -> web.Response:
+        notice = unquote(page_request.request.cookies.get(_NOTICE, ""))[:_NOTICE_LENGTH]
+        shown = {
+            "page_request": page_request,
+            "navigation": self.navigation(page_request.actor),
+            "notice": notice,
+            "status": status,
+        }
         text = await self.render(template, **shown, **context)
         response = web.Response(text=text, status=status, content_type="text/html", headers=HTML_HEADERS)
         if notice:
             response.del_cookie(_NOTICE, path=HOME)
         return response
 
-    async def _refused(self, visit: Visit, error: Exception) -> web.Response:
+    async def _refused(self, page_request: PageRequest, error: Exception) -> web.Response:
         status, text = _told(error)
-        return await self._page(visit, "console/refused.html", status, page=None, text=text)
+        return await self._page(page_request, "console/refused.html", status, page=None, text=text)
 
     async def _act(self, request: web.Request) -> web.StreamResponse:
         """Run an operation for a form, and lead back to the page with a notice of what it did."""
-        visit = await self._visit(request)
-        if visit is None:
+        page_request = await self._page_request(request)
+        if page_request is None:
             return self._access.ask_to_sign_in(request)
         form, secure = await read_post(request), self._access.secure(request)
         try:
             self._access.check_form(request, form.get("csrf", ""))
             operation = self.operations.get(request.match_info["operation"])
             extend_time_limit(request, operation.within + GRACE)
-            if operation.right in visit.actor.rights:
+            if operation.right in page_request.actor.rights:
                 fields = read_form(operation, form)
             else:
                 # It is refused, and audited with what it names.
                 fields = {name: str(form[name]) for name in operation.fields if name in form}
-            answer = await _run_for_each(visit, operation, form, fields)
+            answer = await _run_for_each(page_request, operation, form, fields)
         except (MediatorError, TimeoutError, web.HTTPException) as error:
             if "back" not in form:
-                return await self._refused(visit, error)
+                return await self._refused(page_request, error)
             return _lead_back(_path_of_ours(form["back"]), f"Not done: {_told(error)[1]}.", secure=secure)
         secrets = operation.secrets_of(answer)
         flat = {
@@ -242,7 +247,7 @@ class Console:
         back = _path_of_ours(then or str(form.get("back", HOME)))
         if secrets:
             # No address, cookie or page of ours ever has a secret again, so the answer itself is the page.
-            return await self._page(visit, "console/once.html", page=None, done=done, secrets=secrets, back=back)
+            return await self._page(page_request, "console/once.html", page=None, done=done, secrets=secrets, back=back)
         return _lead_back(back, done, secure=secure)
 
     async def _close(self, _app: web.Application) -> None:
@@ -250,14 +255,14 @@ class Console:
 
 
 async def _run_for_each(
-    visit: Visit, operation: Operation, form: MultiMapping[str], fields: Mapping[str, Any]
+    page_request: PageRequest, operation: Operation, form: MultiMapping[str], fields: Mapping[str, Any]
 ) -> Answer:
     """Run an operation, or run it for each row that was selected where a table says so; see the macro ``selected``.
 
     What is done for many answers how many, and why the first of the others was not.
     """
     if CHOSEN not in form:
-        return await visit.run(operation.name, **fields)
+        return await page_request.run(operation.name, **fields)
     chosen = [each for each in form.getall(CHOSEN) if each]
     if not chosen or len(chosen) > MAX_ROWS:
         raise BadRequestError(CHOSEN, "select rows of the table first" if not chosen else f"select at most {MAX_ROWS}")
@@ -265,7 +270,7 @@ async def _run_for_each(
     end = time.monotonic() + operation.within
     for each in chosen:
         try:
-            await visit.run(operation.name, **{**fields, **dict(parse_qsl(each))})
+            await page_request.run(operation.name, **{**fields, **dict(parse_qsl(each))})
             done += 1
         except NotAllowedError:
             raise
@@ -282,7 +287,7 @@ def _by_origin(page: tuple[str, Page]) -> bool:
     return page[0] != "console"
 
 
-async def _find_nothing(_visit: Visit) -> Shown:
+async def _find_nothing(_page_request: PageRequest) -> PageContent:
     raise web.HTTPNotFound
 
 

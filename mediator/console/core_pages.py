@@ -17,7 +17,7 @@ from mediator.broker import Broker
 from mediator.console.console import Console
 from mediator.console.documentation import DOCUMENTATION_PAGES
 from mediator.console.mailbox_pages import MailboxPages
-from mediator.console.pages import Page, Shown, Visit
+from mediator.console.pages import Page, PageContent, PageRequest
 from mediator.console.streams import Broadcast, event
 from mediator.console.tables import HOME, Table, TableRequest, heading, next_step
 from mediator.errors import BadRequestError, MediatorError
@@ -79,18 +79,18 @@ class Overview:
             Page("/live", "", self._follow),
         )
 
-    async def _show(self, visit: Visit) -> Shown:
+    async def _show(self, page_request: PageRequest) -> PageContent:
         return {
             "plots": PLOTS,
-            "range": _range(visit),
+            "range": _range(page_request),
             "ranges": RANGES,
-            **_numbers(await visit.run("activity"), visit.table),
-            "found": (await visit.run("installation", quick=True))["findings"],
+            **_numbers(await page_request.run("activity"), page_request.table),
+            "found": (await page_request.run("installation", quick=True))["findings"],
         }
 
-    async def _history(self, visit: Visit) -> Shown:
+    async def _history(self, page_request: PageRequest) -> PageContent:
         """Show means of each minute, or of what a row of a longer range stands for."""
-        found = await visit.run("activity-history", range=_range(visit))
+        found = await page_request.run("activity-history", range=_range(page_request))
         columns, per = found["columns"], max(1, 60 // found["step"])
         rows = [
             {"at": columns["at"][start : start + per][-1], **_by_lane(means)}
@@ -99,14 +99,16 @@ class Overview:
         ]
         caption = "Messages and requests a second, latency and messages stored, newest first"
         empty = "Nothing is kept yet: a row comes with each minute." if per == 1 else "No sample has been taken yet."
-        table = visit.table("minutes", caption, _MINUTES, rows[::-1], empty=empty)
-        return {"range": _range(visit), "step": max(found["step"], 60), "minutes": table}
+        table = page_request.table("minutes", caption, _MINUTES, rows[::-1], empty=empty)
+        return {"range": _range(page_request), "step": max(found["step"], 60), "minutes": table}
 
-    async def _samples(self, visit: Visit) -> Shown:
-        return web.json_response(body=orjson.dumps(await visit.run("activity-history", range=_range(visit))))
+    async def _samples(self, page_request: PageRequest) -> PageContent:
+        return web.json_response(
+            body=orjson.dumps(await page_request.run("activity-history", range=_range(page_request)))
+        )
 
-    async def _follow(self, visit: Visit) -> Shown:
-        return await self._console.streams.serve(visit.request, visit.actor, self._live.follow())
+    async def _follow(self, page_request: PageRequest) -> PageContent:
+        return await self._console.streams.serve(page_request.request, page_request.actor, self._live.follow())
 
     async def _publish(self, sample: Sample) -> None:
         if not self._live.followers:
@@ -164,8 +166,8 @@ _INSTANCES: Final = [
 _CHECKS: Final = [Column("component", field="name"), Column("state", field="state", kind=Kind.STATE)]
 
 
-def _range(visit: Visit) -> str:
-    name = visit.text("range", HOUR)
+def _range(page_request: PageRequest) -> str:
+    name = page_request.text("range", HOUR)
     if name not in RANGES:
         raise BadRequestError("range", f"expected {', '.join(RANGES)}")
     return name
@@ -240,12 +242,14 @@ PLOTTED: Final = 3
 REST: Final = "other"
 
 
-async def _list_tenants(visit: Visit) -> Shown:
-    asked, request = {"prefix": visit.text("prefix")}, visit.table_request("tenants", max_rows=MAX_LISTED)
-    found = await visit.run("tenant-list", **asked, after=visit.text("after"), limit=request.limit)
+async def _list_tenants(page_request: PageRequest) -> PageContent:
+    asked, request = {"prefix": page_request.text("prefix")}, page_request.table_request("tenants", max_rows=MAX_LISTED)
+    found = await page_request.run("tenant-list", **asked, after=page_request.text("after"), limit=request.limit)
     rows = [_with_use(tenant) for tenant in found["tenants"]]
     older = {"after": rows[-1]["name"] if found["more"] else None}
-    table = visit.table(request, "Tenants and their quotas", _TENANTS, rows, empty="No tenant matches.", older=older)
+    table = page_request.table(
+        request, "Tenants and their quotas", _TENANTS, rows, empty="No tenant matches.", older=older
+    )
     return {"asked": asked, "tenants": table, "external": found["external"]}
 
 
@@ -254,16 +258,18 @@ def _with_use(tenant: Answer) -> Answer:
     return {**tenant, **tenant["use"]} | {name: len(tenant[name]) for name in ("users", "tokens")}
 
 
-async def _show_tenant(visit: Visit) -> Shown:
-    shown = await visit.run("tenant-show", tenant=visit.text("tenant"))
+async def _show_tenant(page_request: PageRequest) -> PageContent:
+    shown = await page_request.run("tenant-show", tenant=page_request.text("tenant"))
     return {
         "tenant": shown,
         "use": _with_use(shown),
         "place": {"tenant": shown["name"]},
-        "users": visit.table(
+        "users": page_request.table(
             "users", "Users who may connect", TenantUserView.columns("name", "nkey", "previous_until"), shown["users"]
         ),
-        "tokens": visit.table("tokens", "API tokens", TenantTokenView.columns("name", "expires_at"), shown["tokens"]),
+        "tokens": page_request.table(
+            "tokens", "API tokens", TenantTokenView.columns("name", "expires_at"), shown["tokens"]
+        ),
         "quotas": QUOTAS,
         "quota_titles": _QUOTA_TITLES,
         "graces": GRACES,
@@ -276,12 +282,12 @@ TENANT_PAGES: Final = (
 )
 
 
-async def _list_copies(visit: Visit) -> Shown:
-    found = await visit.run("copy-rule-list", tenant=visit.text("tenant"))
+async def _list_copies(page_request: PageRequest) -> PageContent:
+    found = await page_request.run("copy-rule-list", tenant=page_request.text("tenant"))
     caption = "Rules by which mail is copied, and what they did at this instance"
     return {
-        "tenant": visit.text("tenant"),
-        "rules": visit.table("rules", caption, COPY_COLUMNS, found["rules"], empty="No mail is copied."),
+        "tenant": page_request.text("tenant"),
+        "rules": page_request.table("rules", caption, COPY_COLUMNS, found["rules"], empty="No mail is copied."),
         "lanes": LANE_WORDS,
         "doors": [*Door],
     }
@@ -290,12 +296,16 @@ async def _list_copies(visit: Visit) -> Shown:
 COPY_PAGES: Final = (Page("/copies", "Copies", _list_copies, group="Mail", guide="howto/copy-mail"),)
 
 
-async def _show_alarms(visit: Visit) -> Shown:
-    found = await visit.run("alarm-list", limit=MAX_ENDED)
+async def _show_alarms(page_request: PageRequest) -> PageContent:
+    found = await page_request.run("alarm-list", limit=MAX_ENDED)
     present, ended = "No problems now.", "No problem ended in the last week."
     return {
-        "present": visit.table("present", "Problems now, the latest first", _PRESENT, found["present"], empty=present),
-        "ended": visit.table("ended", "Problems of the last week that ended", _ENDED, found["ended"], empty=ended),
+        "present": page_request.table(
+            "present", "Problems now, the latest first", _PRESENT, found["present"], empty=present
+        ),
+        "ended": page_request.table(
+            "ended", "Problems of the last week that ended", _ENDED, found["ended"], empty=ended
+        ),
     }
 
 
@@ -304,15 +314,17 @@ _ENDED: Final = AlarmView.columns("ended_at", "began_at", "text", began_at="bega
 ALARM_PAGES: Final = (Page("/alarms", "Alarms", _show_alarms, group="Service", guide="operations"),)
 
 
-async def _show_audit(visit: Visit) -> Shown:
-    asked = {name: visit.text(name) for name in AUDIT_FIELDS}
+async def _show_audit(page_request: PageRequest) -> PageContent:
+    asked = {name: page_request.text(name) for name in AUDIT_FIELDS}
     wanted = asked | {name: _seconds(name, asked[name]) for name in ("since", "until")}
-    request, before = visit.table_request("entries"), visit.number("before", 0, 0, 2**53) or None
-    found = await visit.run("audit-list", **wanted, before=before, limit=request.limit)
+    request, before = page_request.table_request("entries"), page_request.number("before", 0, 0, 2**53) or None
+    found = await page_request.run("audit-list", **wanted, before=before, limit=request.limit)
     rows = [each | {"last_at": each["last_at"] if each["times"] > 1 else None} for each in found["entries"]]
     older = {"before": rows[-1]["no"] if found["more"] else None}
-    acts = [each.name for each in visit.operations.all() if each.is_act]
-    entries = visit.table(request, "What operators did, newest first", _AUDIT, rows, empty="No entries.", older=older)
+    acts = [each.name for each in page_request.operations.all() if each.is_act]
+    entries = page_request.table(
+        request, "What operators did, newest first", _AUDIT, rows, empty="No entries.", older=older
+    )
     return {"asked": asked, "acts": acts, "entries": entries}
 
 
@@ -335,9 +347,9 @@ def _seconds(name: str, text: str) -> float | None:
 AUDIT_PAGES: Final = (Page("/audit", "Audit log", _show_audit, group="Service", guide="howto/operators"),)
 
 
-async def _show_settings(visit: Visit) -> Shown:
-    asked = {"text": visit.text("text"), "from": visit.text("from")}
-    options = (await visit.run("settings"))["options"]
+async def _show_settings(page_request: PageRequest) -> PageContent:
+    asked = {"text": page_request.text("text"), "from": page_request.text("from")}
+    options = (await page_request.run("settings"))["options"]
     found = [each | {"value": _written(each["value"])} for each in options]
     found = [each for each in found if _matches(each, asked["text"].lower().split())]
     if asked["from"]:
@@ -360,11 +372,15 @@ def _written(value: Any) -> str:
     return "none" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-async def _show_log(visit: Visit) -> Shown:
-    level = visit.text("level")
-    lines = (await visit.run("log", **({"level": level} if level else {}), limit=MAX_RECENT))["lines"]
+async def _show_log(page_request: PageRequest) -> PageContent:
+    level = page_request.text("level")
+    lines = (await page_request.run("log", **({"level": level} if level else {}), limit=MAX_RECENT))["lines"]
     caption = f"What this instance logged last, newest first (at most {MAX_RECENT})"
-    return {"level": level, "levels": LEVELS, "lines": visit.table("lines", caption, _LOG, lines, empty="No lines.")}
+    return {
+        "level": level,
+        "levels": LEVELS,
+        "lines": page_request.table("lines", caption, _LOG, lines, empty="No lines."),
+    }
 
 
 _LOG: Final = LogLine.columns("at", "level", "logger", "event", "fields")
@@ -373,25 +389,27 @@ LOG_PAGES: Final = (Page("/log", "Log", _show_log, group="Service", right=Right.
 SETTINGS_PAGES: Final = (Page("/settings", "Settings", _show_settings, group="Service", guide="configuration"),)
 
 
-async def _show_cleanup(visit: Visit) -> Shown:
-    request = visit.table_request("minutes")
-    before = {"before": visit.number("before", 0, 0, 2**53)} if visit.text("before") else {}
-    hours = (await visit.run("cleanup-hours"))["hours"]
-    plan = await visit.run("cleanup-plan")
-    history = await visit.run("cleanup-history", limit=request.limit, **before)
+async def _show_cleanup(page_request: PageRequest) -> PageContent:
+    request = page_request.table_request("minutes")
+    before = {"before": page_request.number("before", 0, 0, 2**53)} if page_request.text("before") else {}
+    hours = (await page_request.run("cleanup-hours"))["hours"]
+    plan = await page_request.run("cleanup-plan")
+    history = await page_request.run("cleanup-history", limit=request.limit, **before)
     older = {"before": history["minutes"][-1]["no"] if history["more"] else None}
     jobs = [
         each | {"state": each["error"] or ("ok" if each["last_at"] else None)}
-        for each in (await visit.run("job-list"))["jobs"]
+        for each in (await page_request.run("job-list"))["jobs"]
     ]
     worked, nothing = [each for each in hours[::-1] if each["passes"]], "Nothing has been removed yet."
     return {
         "series": _series(hours),
         "plan": plan,
-        "findings": visit.table("findings", "Expired and not yet removed", _FINDINGS, plan["findings"]),
-        "hours": visit.table("hours", "Hours in which something was removed", _HOURS, worked, empty=nothing),
-        "minutes": visit.table(request, "Runs by the minute, newest first", _RUNS, history["minutes"], older=older),
-        "jobs": visit.table("jobs", "Jobs", _JOBS, jobs),
+        "findings": page_request.table("findings", "Expired and not yet removed", _FINDINGS, plan["findings"]),
+        "hours": page_request.table("hours", "Hours in which something was removed", _HOURS, worked, empty=nothing),
+        "minutes": page_request.table(
+            request, "Runs by the minute, newest first", _RUNS, history["minutes"], older=older
+        ),
+        "jobs": page_request.table("jobs", "Jobs", _JOBS, jobs),
     }
 
 
@@ -408,8 +426,8 @@ _JOBS: Final = [
 ]
 
 
-async def _plot_cleanup(visit: Visit) -> Shown:
-    hours = (await visit.run("cleanup-hours"))["hours"]
+async def _plot_cleanup(page_request: PageRequest) -> PageContent:
+    hours = (await page_request.run("cleanup-hours"))["hours"]
     columns = {"at": [each["at"] for each in hours], "seconds": [each["seconds"] for each in hours]}
     for name, kinds in _series(hours).items():
         columns[name] = [sum(each["removed"].get(kind, 0) for kind in kinds) for each in hours]
@@ -432,15 +450,17 @@ CLEANUP_PAGES: Final = (
 )
 
 
-async def _show_checks(visit: Visit) -> Shown:
-    backups, check = await visit.run("backup-list"), (await visit.run("verify-state"))["task"]
+async def _show_checks(page_request: PageRequest) -> PageContent:
+    backups, check = await page_request.run("backup-list"), (await page_request.run("verify-state"))["task"]
     tasks = [task for task in (backups["task"], check) if task is not None]
     skipped = ((check and check["result"]) or {}).get("skipped", [])
     return {
         "backups": backups,
-        "files": visit.table("backups", f"In {backups['folder']}", _BACKUPS, backups["files"], empty=_NO_BACKUPS),
+        "files": page_request.table(
+            "backups", f"In {backups['folder']}", _BACKUPS, backups["files"], empty=_NO_BACKUPS
+        ),
         "check": check,
-        "skipped": visit.table("skipped", "Checks that could not be made", _SKIPPED, skipped),
+        "skipped": page_request.table("skipped", "Checks that could not be made", _SKIPPED, skipped),
         "running": any(task["state"] == "running" for task in tasks),
     }
 
@@ -465,6 +485,6 @@ def add_core_pages(console: Console, activity: Activity, broker: Broker) -> Call
     return write_sign_in
 
 
-async def _show_api(_visit: Visit) -> Shown:
+async def _show_api(_page_request: PageRequest) -> PageContent:
     """Show the admin API's document in Swagger UI, which sends requests as whoever is signed in."""
     return {"document": f"{PREFIX}/openapi.json"}

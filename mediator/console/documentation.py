@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 from markupsafe import Markup
 
-from mediator.console.pages import Page, Shown, Visit
+from mediator.console.pages import Page, PageContent, PageRequest
 from mediator.console.tables import HOME
 from mediator.system.shipped import shipped_folder
 
@@ -118,8 +118,8 @@ def pictures() -> Mapping[str, Path]:
     return {path.relative_to(FOLDER).as_posix(): path for path in files if path.suffix in _PICTURES}
 
 
-async def _show(visit: Visit) -> Shown:
-    name = visit.request.match_info.get("name", INDEX)
+async def _show(page_request: PageRequest) -> PageContent:
+    name = page_request.request.match_info.get("name", INDEX)
     if name in pictures():
         path = pictures()[name]
         headers = {"Cache-Control": "private, max-age=3600"}

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from mediator.broker import Broker
 from mediator.console.console import Console
-from mediator.console.pages import Page, Shown, Visit
+from mediator.console.pages import Page, PageContent, PageRequest
 from mediator.console.streams import COMMENT, WRITE_SECONDS, event
 from mediator.console.tables import HOME, MAX_ROWS, PER_PAGE, Table, next_step
 from mediator.errors import MediatorError
@@ -116,15 +116,15 @@ class MailboxPages:
             Page(f"{_ONE}/live", "", self._follow),
         )
 
-    async def _list(self, visit: Visit) -> Shown:
-        request = visit.table_request("mailboxes", _ORDERS)
-        asked = {"tenant": visit.text("tenant"), "prefix": visit.text("prefix")}
-        found = await visit.run("mailbox-rank", **asked, order=request.order, **request.window)
+    async def _list(self, page_request: PageRequest) -> PageContent:
+        request = page_request.table_request("mailboxes", _ORDERS)
+        asked = {"tenant": page_request.text("tenant"), "prefix": page_request.text("prefix")}
+        found = await page_request.run("mailbox-rank", **asked, order=request.order, **request.window)
         for each in found["mailboxes"]:
             each["kind"] = _KINDS.get(each["kind"], each["retention"])
         empty = "No mailbox matches." if any(asked.values()) else _NO_MAILBOXES
         total = found["looked_at"]
-        table = visit.table(request, "Mailboxes", _MAILBOXES, found["mailboxes"], empty=empty, total=total)
+        table = page_request.table(request, "Mailboxes", _MAILBOXES, found["mailboxes"], empty=empty, total=total)
         return {
             "asked": asked,
             "mailboxes": table,
@@ -133,49 +133,49 @@ class MailboxPages:
             "retentions": RETENTIONS,
         }
 
-    async def _clients(self, visit: Visit) -> Shown:
-        asked, request = {"tenant": visit.text("tenant")}, visit.table_request("clients")
-        found = await visit.run("client-list", **asked, **request.window)
+    async def _clients(self, page_request: PageRequest) -> PageContent:
+        asked, request = {"tenant": page_request.text("tenant")}, page_request.table_request("clients")
+        found = await page_request.run("client-list", **asked, **request.window)
         empty = "No NATS client is connected to this instance." if found["gateway"] else _NO_GATEWAY
-        table = visit.table(
+        table = page_request.table(
             request, "Clients, the latest first", _CLIENTS, found["clients"], empty=empty, total=found["total"]
         )
         return {"asked": asked, "clients": table}
 
-    async def _show(self, visit: Visit) -> Shown:
-        place = _place(visit)
-        mailbox = await visit.run("mailbox-show", **place)
-        request = visit.table_request("messages")
+    async def _show(self, page_request: PageRequest) -> PageContent:
+        place = _place(page_request)
+        mailbox = await page_request.run("mailbox-show", **place)
+        request = page_request.table_request("messages")
         asked: dict[str, Any] = {}
-        if lane := visit.text("lane"):
+        if lane := page_request.text("lane"):
             asked["lane"] = lane
-        if visit.text("before"):
-            asked["before"] = visit.number("before", 0, 0, 2**53)
-        listed = await visit.run("message-list", **place, **asked, limit=request.limit)
-        delayed = await visit.run("delayed-list", **place, limit=MAX_ROWS)
+        if page_request.text("before"):
+            asked["before"] = page_request.number("before", 0, 0, 2**53)
+        listed = await page_request.run("message-list", **place, **asked, limit=request.limit)
+        delayed = await page_request.run("delayed-list", **place, limit=MAX_ROWS)
         shown = mailbox["group_count"]
         groups = f"Consumer groups: {shown}" + (", the first of them" if shown > len(mailbox["groups"]) else "")
         return {
             "place": place,
             "mailbox": mailbox,
-            "found": (await visit.run("doctor", **place))["findings"],
-            "groups": visit.table("groups", groups, _GROUPS, [place | each for each in mailbox["groups"]]),
-            "clients": visit.table(
+            "found": (await page_request.run("doctor", **place))["findings"],
+            "groups": page_request.table("groups", groups, _GROUPS, [place | each for each in mailbox["groups"]]),
+            "clients": page_request.table(
                 "clients",
                 "NATS clients of this instance in the last ten minutes",
                 _OF_MAILBOX,
-                (await visit.run("mailbox-clients", **place))["clients"],
+                (await page_request.run("mailbox-clients", **place))["clients"],
                 empty="No NATS client of this instance sent to it or fetched from it in the last ten minutes.",
             ),
-            "lanes_table": visit.table("lanes", _oldest(mailbox), LANES, mailbox["lanes"]),
+            "lanes_table": page_request.table("lanes", _oldest(mailbox), LANES, mailbox["lanes"]),
             "listed": listed,
-            "messages": self._messages(visit, place, listed, {"before": listed["next"]}),
+            "messages": self._messages(page_request, place, listed, {"before": listed["next"]}),
             "frequent": [
-                visit.table(f"frequent-{name}", name.capitalize(), _FREQUENT, listed[name])
+                page_request.table(f"frequent-{name}", name.capitalize(), _FREQUENT, listed[name])
                 for name in ("keys", "tags", "recipients")
                 if listed.get(name)
             ],
-            "delayed": visit.table(
+            "delayed": page_request.table(
                 "delayed",
                 "Not yet visible, the next due first" + ("" if delayed["complete"] else "; there are more"),
                 DelayedMessage.columns("due_at", "lane", "size", "sent_at"),
@@ -187,14 +187,16 @@ class MailboxPages:
             "path": _path(place),
         }
 
-    def _messages(self, visit: Visit, place: dict[str, str], listed: Answer, older: Mapping[str, Any]) -> Table:
+    def _messages(
+        self, page_request: PageRequest, place: dict[str, str], listed: Answer, older: Mapping[str, Any]
+    ) -> Table:
         rows = [place | each for each in listed["messages"]]
-        return visit.table("messages", "Messages, newest first", _MESSAGES, rows, older=older)
+        return page_request.table("messages", "Messages, newest first", _MESSAGES, rows, older=older)
 
-    async def _dead(self, visit: Visit) -> Shown:
-        place = _place(visit)
-        group = visit.text("group_name")
-        found = await visit.run("dead-list", **place, group_name=group, limit=DEAD_SHOWN)
+    async def _dead(self, page_request: PageRequest) -> PageContent:
+        place = _place(page_request)
+        group = page_request.text("group_name")
+        found = await page_request.run("dead-list", **place, group_name=group, limit=DEAD_SHOWN)
         for each in found["messages"]:
             each.update(place, group=group)
             if "payload_start" in each:
@@ -202,28 +204,30 @@ class MailboxPages:
         caption = f"Dead messages, newest first (at most {DEAD_SHOWN})"
         return {
             "place": place,
-            "mail_address": (await visit.run("mailbox-show", **place))["mail_address"],
+            "mail_address": (await page_request.run("mailbox-show", **place))["mail_address"],
             "group": group,
             "max_deliver": found["max_deliver"],
-            "messages": visit.table("dead", caption, _DEAD, found["messages"][::-1], empty="No dead messages."),
+            "messages": page_request.table("dead", caption, _DEAD, found["messages"][::-1], empty="No dead messages."),
             "path": _path(place),
         }
 
-    async def _leases(self, visit: Visit) -> Shown:
-        place, group = _place(visit), visit.text("group_name")
-        found = await visit.run("lease-list", **place, group_name=group, limit=MAX_ROWS)
+    async def _leases(self, page_request: PageRequest) -> PageContent:
+        place, group = _place(page_request), page_request.text("group_name")
+        found = await page_request.run("lease-list", **place, group_name=group, limit=MAX_ROWS)
         caption = "Messages in the hands of workers" + (f", the first {MAX_ROWS:,}" if found["more"] else "")
         return {
             "place": place,
-            "mail_address": (await visit.run("mailbox-show", **place))["mail_address"],
+            "mail_address": (await page_request.run("mailbox-show", **place))["mail_address"],
             "group": group,
-            "leases": visit.table("leases", caption, _LEASES, found["leases"], empty="No worker holds a message."),
+            "leases": page_request.table(
+                "leases", caption, _LEASES, found["leases"], empty="No worker holds a message."
+            ),
             "path": _path(place),
         }
 
-    async def _message(self, visit: Visit) -> Shown:
-        place, msg_id = _place(visit), visit.number("msg_id", 0, 0, 2**53)
-        message = await visit.run("message-show", **place, msg_id=msg_id)
+    async def _message(self, page_request: PageRequest) -> PageContent:
+        place, msg_id = _place(page_request), page_request.number("msg_id", 0, 0, 2**53)
+        message = await page_request.run("message-show", **place, msg_id=msg_id)
         payload = base64.b64decode(message["payload"])
         beginning = payload[:SHOWN_BYTES]
         try:
@@ -232,49 +236,57 @@ class MailboxPages:
             shown, binary = beginning.hex(" ", -4), True
         return {
             "place": place,
-            "mail_address": (await visit.run("mailbox-show", **place))["mail_address"],
+            "mail_address": (await page_request.run("mailbox-show", **place))["mail_address"],
             "message": message,
             "payload": shown,
             "binary": binary,
             "complete": len(payload) <= SHOWN_BYTES,
             "path": _path(place),
             "lanes": LANE_WORDS,
-            **await self._death(visit, place, msg_id),
+            **await self._death(page_request, place, msg_id),
         }
 
-    async def _death(self, visit: Visit, place: dict[str, str], msg_id: int) -> Mapping[str, Any]:
+    async def _death(self, page_request: PageRequest, place: dict[str, str], msg_id: int) -> Mapping[str, Any]:
         """Return the group for which a message is dead, if the page was asked for it, and how it died."""
-        group = visit.text("dead_for")
-        found = await visit.run("dead-list", **place, group_name=group, limit=DEAD_SHOWN) if group else {"messages": []}
+        group = page_request.text("dead_for")
+        found = (
+            await page_request.run("dead-list", **place, group_name=group, limit=DEAD_SHOWN)
+            if group
+            else {"messages": []}
+        )
         dead = next((each for each in found["messages"] if each["msg_id"] == msg_id), None)
         return {"group": group, "dead": dead, "max_deliver": found.get("max_deliver")}
 
-    async def _follow(self, visit: Visit) -> Shown:
-        place = _place(visit)
-        await visit.run("mailbox-show", **place)
+    async def _follow(self, page_request: PageRequest) -> PageContent:
+        place = _place(page_request)
+        await page_request.run("mailbox-show", **place)
         number = read_numbered(place["mail_address"])
         address = place["mail_address"] if number is None else await find_address(self._broker, place["tenant"], number)
         # A browser that connects again says by itself what it has seen; before, the page does.
-        seen = visit.request.headers.get("Last-Event-ID") or visit.text("after")
+        seen = page_request.request.headers.get("Last-Event-ID") or page_request.text("after")
         after = int(seen) if seen.isascii() and seen.isdigit() and len(seen) < 16 else None
-        events = self._new_messages(visit, place, address or "", after)
-        return await self._console.streams.serve(visit.request, visit.actor, events)
+        events = self._new_messages(page_request, place, address or "", after)
+        return await self._console.streams.serve(page_request.request, page_request.actor, events)
 
     async def _new_messages(
-        self, visit: Visit, place: dict[str, str], address: str, after: int | None
+        self, page_request: PageRequest, place: dict[str, str], address: str, after: int | None
     ) -> AsyncIterator[bytes]:
         """Yield the rows of messages as they come, a second's worth at once and the newest of many."""
         with self._broker.watching((place["tenant"], address)) as woken:
             while True:
                 woken.clear()
                 try:
-                    listed = await visit.run("message-list", **place, after=after, limit=PER_PAGE)
+                    listed = await page_request.run("message-list", **place, after=after, limit=PER_PAGE)
                 except MediatorError:
                     # The mailbox is gone.
                     return
                 if fresh := listed["messages"]:
                     after = fresh[0]["msg_id"]
-                    shown = {"messages": self._messages(visit, place, listed, {}), "visit": visit, "path": _path(place)}
+                    shown = {
+                        "messages": self._messages(page_request, place, listed, {}),
+                        "page_request": page_request,
+                        "path": _path(place),
+                    }
                     yield event("messages", await self._console.render("console/messages.html", **shown), after)
                 else:
                     yield COMMENT
@@ -287,8 +299,8 @@ def _oldest(mailbox: Answer) -> str:
     return f"The oldest {format_count(mailbox['counted'], 'message')} by lane"
 
 
-def _place(visit: Visit) -> dict[str, str]:
-    return {"tenant": visit.text("tenant"), "mail_address": visit.text("mail_address")}
+def _place(page_request: PageRequest) -> dict[str, str]:
+    return {"tenant": page_request.text("tenant"), "mail_address": page_request.text("mail_address")}
 
 
 def _path(place: dict[str, str]) -> str:

@@ -4,14 +4,14 @@ A part adds its pages while it opens, with a folder of Jinja2 templates in its o
 
     host.console.add_pages("echo", Path(__file__).parent / "templates", Page("/echoes", "Echoes", show_echoes, "Mail"))
 
-``show_echoes(visit)`` returns what its template, ``echo/echoes.html``, shows::
+``show_echoes(page_request)`` returns what its template, ``echo/echoes.html``, shows::
 
     {% extends "console/base.html" %}
     {% block content %}…{% endblock %}
 
-It asks for everything through operations: ``await visit.run("echo-list", limit=100)``, as whoever is signed in. What
-changes something is a form of ``{{ act(…) }}`` (``console/macros.html``), which runs an operation. Records are shown
-by ``visit.table(…)`` and ``{{ table(…) }}``, which sorts, filters, pages and offers them as files.
+It asks for everything through operations, as whoever is signed in: ``await page_request.run("echo-list", limit=100)``.
+What changes something is a form of ``{{ act(…) }}`` (``console/macros.html``), which runs an operation. Records are
+shown by ``page_request.table(…)`` and ``{{ table(…) }}``, which sorts, filters, pages and offers them as files.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -25,12 +25,12 @@ from mediator.errors import BadRequestError
 from mediator.operate.operations import Actor, Answer, Operations, Right
 from mediator.operate.records import Column
 
-Shown = Mapping[str, Any] | web.StreamResponse
+PageContent = Mapping[str, Any] | web.StreamResponse
 """What a page's template shows, or a response of another kind."""
 
 
 @dataclass(frozen=True, slots=True)
-class Visit:
+class PageRequest:
     """A request for a page by somebody who may see it."""
 
     request: web.Request
@@ -86,7 +86,7 @@ class Visit:
         return Table.of(asked, caption, columns, rows, self.actor.rights, empty=empty, total=total, older=older)
 
 
-Handler = Callable[[Visit], Awaitable[Shown]]
+Handler = Callable[[PageRequest], Awaitable[PageContent]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from mediator.console.console import Console
-from mediator.console.pages import Page, Shown, Visit
+from mediator.console.pages import Page, PageContent, PageRequest
 from mediator.console.tables import MAX_ROWS, next_step
 from mediator.errors import NoSuchMailboxError
 from mediator.mailboxes.address import DEFAULT_TENANT, NUMBERED
@@ -101,20 +101,20 @@ def add_pages(console: Console) -> None:
     )
 
 
-def _tenant(visit: Visit) -> dict[str, str]:
-    return {"tenant": visit.text("tenant") or DEFAULT_TENANT}
+def _tenant(page_request: PageRequest) -> dict[str, str]:
+    return {"tenant": page_request.text("tenant") or DEFAULT_TENANT}
 
 
-async def _list_connections(visit: Visit) -> Shown:
-    asked = {**_tenant(visit), "text": visit.text("text")}
-    request = visit.table_request("connections", _ORDERS, MAX_LISTED)
-    found = await visit.run("connections-rank", **asked, order=request.order, **request.window)
+async def _list_connections(page_request: PageRequest) -> PageContent:
+    asked = {**_tenant(page_request), "text": page_request.text("text")}
+    request = page_request.table_request("connections", _ORDERS, MAX_LISTED)
+    found = await page_request.run("connections-rank", **asked, order=request.order, **request.window)
     empty = (
         "No connection matches." if asked["text"] else next_step("No wallet has connected yet. Invite one:", _INVITE)
     )
     rows = [_with_delivery(asked["tenant"], each) for each in found["connections"]]
     caption, total = f"Connections of tenant {asked['tenant']}", found["found"]
-    table = visit.table(request, caption, _CONNECTIONS, rows, empty=empty, total=total)
+    table = page_request.table(request, caption, _CONNECTIONS, rows, empty=empty, total=total)
     return {"asked": asked, "found": found, "connections": table, "looked_at": LOOKED_AT}
 
 
@@ -127,10 +127,10 @@ def _with_delivery(tenant: str, connection: Answer) -> Answer:
     return {**connection, "tenant": tenant, "delivery": delivery}
 
 
-async def _show_connection(visit: Visit) -> Shown:
-    place: dict[str, Any] = {**_tenant(visit), "connection": visit.number("connection", 0, 0, MAX_NUMBER)}
-    shown = await visit.run("connections-show", **place)
-    mailbox = await _find_mailbox(visit, place["tenant"], shown["mailbox_number"])
+async def _show_connection(page_request: PageRequest) -> PageContent:
+    place: dict[str, Any] = {**_tenant(page_request), "connection": page_request.number("connection", 0, 0, MAX_NUMBER)}
+    shown = await page_request.run("connections-show", **place)
+    mailbox = await _find_mailbox(page_request, place["tenant"], shown["mailbox_number"])
     traffic = [
         {"event": name, "messages": shown[name], "bytes": shown[f"{name}_bytes"]}
         for name in ("queued", "delivered", "acknowledged")
@@ -142,33 +142,35 @@ async def _show_connection(visit: Visit) -> Shown:
         "shown": _with_delivery(place["tenant"], shown),
         "mailbox": mailbox,
         "lanes": mailbox
-        and visit.table(
+        and page_request.table(
             "lanes",
             f"The oldest {format_count(mailbox['counted'], 'message')} by lane",
             LaneView.columns("lane", "messages", "oldest_at"),
             mailbox["lanes"],
         ),
-        "traffic": visit.table("traffic", "Since it connected", _TRAFFIC, traffic),
-        "routes": visit.table("routes", caption, RouteView.columns("key", "created_at", "used_at"), shown["routes"]),
+        "traffic": page_request.table("traffic", "Since it connected", _TRAFFIC, traffic),
+        "routes": page_request.table(
+            "routes", caption, RouteView.columns("key", "created_at", "used_at"), shown["routes"]
+        ),
     }
 
 
-async def _find_mailbox(visit: Visit, tenant: str, number: int | None) -> Any:
+async def _find_mailbox(page_request: PageRequest, tenant: str, number: int | None) -> Any:
     """Return the mailbox with its lanes; None without one, or when it was deleted meanwhile."""
     if number is None:
         return None
     try:
-        return await visit.run("mailbox-show", tenant=tenant, mail_address=f"{NUMBERED}{number}")
+        return await page_request.run("mailbox-show", tenant=tenant, mail_address=f"{NUMBERED}{number}")
     except NoSuchMailboxError:
         return None
 
 
-async def _list_invitations(visit: Visit) -> Shown:
-    asked, request = _tenant(visit), visit.table_request("invitations")
-    found = await visit.run("invitations-list", **asked, **request.window)
+async def _list_invitations(page_request: PageRequest) -> PageContent:
+    asked, request = _tenant(page_request), page_request.table_request("invitations")
+    found = await page_request.run("invitations-list", **asked, **request.window)
     rows = [{**each, "state": "open" if each["open"] else "closed"} for each in found["invitations"]]
     caption = f"Invitations of tenant {asked['tenant']}, newest first"
-    table = visit.table(
+    table = page_request.table(
         request,
         caption,
         _INVITATIONS,
@@ -188,17 +190,17 @@ _INVITATIONS: Final = [
 ]
 
 
-async def _show_invitation(visit: Visit) -> Shown:
-    place = {**_tenant(visit), "id": visit.text("id")}
-    shown = await visit.run("invitations-show", **place)
+async def _show_invitation(page_request: PageRequest) -> PageContent:
+    place = {**_tenant(page_request), "id": page_request.text("id")}
+    shown = await page_request.run("invitations-show", **place)
     codes = {name: await _draw(shown[name]) for name in ("v1_short_url", "v1_url", "v2_short_url", "v2_url")}
     return {"place": place, "shown": shown, "codes": codes}
 
 
-async def _show_tries(visit: Visit) -> Shown:
-    tries = (await visit.run("didcomm-tries"))["tries"]
+async def _show_tries(page_request: PageRequest) -> PageContent:
+    tries = (await page_request.run("didcomm-tries"))["tries"]
     tables = [
-        visit.table(
+        page_request.table(
             f"steps-{number}",
             f"Steps as tenant {each['tenant']}",
             _STEPS,
@@ -212,47 +214,53 @@ async def _show_tries(visit: Visit) -> Shown:
     return {"tries": tries, "tables": tables}
 
 
-async def _show_lists(visit: Visit) -> Shown:
+async def _show_lists(page_request: PageRequest) -> PageContent:
     asked, request = (
-        {"list": visit.text("list", Verdict.DENY), "text": visit.text("text")},
-        visit.table_request("names"),
+        {"list": page_request.text("list", Verdict.DENY), "text": page_request.text("text")},
+        page_request.table_request("names"),
     )
-    found = await visit.run("access-list", **asked, **request.window)
+    found = await page_request.run("access-list", **asked, **request.window)
     caption, columns = f"The {asked['list']} list, oldest first", AccessRuleView.columns("name", "created_at", "note")
-    table = visit.table(request, caption, columns, found["names"], empty="No entries.", total=found["total"])
+    table = page_request.table(request, caption, columns, found["names"], empty="No entries.", total=found["total"])
     return {"asked": asked, "names": table, "lists": list(Verdict)}
 
 
-async def _list_sessions(visit: Visit) -> Shown:
-    asked, request = {"tenant": visit.text("tenant")}, visit.table_request("sessions", max_rows=MAX_LISTED)
-    found = await visit.run("live-sessions", **asked, **request.window)
+async def _list_sessions(page_request: PageRequest) -> PageContent:
+    asked, request = (
+        {"tenant": page_request.text("tenant")},
+        page_request.table_request("sessions", max_rows=MAX_LISTED),
+    )
+    found = await page_request.run("live-sessions", **asked, **request.window)
     columns = LiveSessionView.columns("connection", "label", "tenant", "since", "mode", "pushed", "client")
     rows, empty = found["sessions"], "No live sessions."
-    table = visit.table(request, "Live sessions, newest first", columns, rows, empty=empty, total=found["total"])
+    table = page_request.table(request, "Live sessions, newest first", columns, rows, empty=empty, total=found["total"])
     return {"asked": asked, "sessions": table}
 
 
-async def _show_queues(visit: Visit) -> Shown:
-    asked, request = _tenant(visit), visit.table_request("queues", {"oldest_at": "age", **_ORDERS}, MAX_LISTED)
-    found = await visit.run("connections-rank", **asked, order=request.order, waiting=True, **request.window)
-    outbound = await visit.run("didcomm-outbound", limit=MAX_ROWS)
+async def _show_queues(page_request: PageRequest) -> PageContent:
+    asked, request = (
+        _tenant(page_request),
+        page_request.table_request("queues", {"oldest_at": "age", **_ORDERS}, MAX_LISTED),
+    )
+    found = await page_request.run("connections-rank", **asked, order=request.order, waiting=True, **request.window)
+    outbound = await page_request.run("didcomm-outbound", limit=MAX_ROWS)
     rows = [_with_delivery(asked["tenant"], each) for each in found["connections"]]
     caption, total = f"Waiting for wallets of tenant {asked['tenant']}", found["found"]
     return {
         "asked": asked,
         "found": found,
-        "queues": visit.table(request, caption, _QUEUES, rows, empty="No mail is waiting.", total=total),
+        "queues": page_request.table(request, caption, _QUEUES, rows, empty="No mail is waiting.", total=total),
         "looked_at": LOOKED_AT,
         "outbound": outbound,
-        "servers": visit.table("servers", "Answers waiting for each server", _SERVERS, outbound["servers"]),
+        "servers": page_request.table("servers", "Answers waiting for each server", _SERVERS, outbound["servers"]),
     }
 
 
-async def _show_statistics(visit: Visit) -> Shown:
-    asked = _tenant(visit)
-    stats = await visit.run("didcomm-stats", **asked)
+async def _show_statistics(page_request: PageRequest) -> PageContent:
+    asked = _tenant(page_request)
+    stats = await page_request.run("didcomm-stats", **asked)
     shares = [
-        visit.table(f"by-{name}", title, _columns(title), _shares(stats[name], stats["counted"]))
+        page_request.table(f"by-{name}", title, _columns(title), _shares(stats[name], stats["counted"]))
         for name, title in _SHARES.items()
     ]
     caption = "Of all tenants and instances, without hours in which nothing happened"
@@ -260,7 +268,9 @@ async def _show_statistics(visit: Visit) -> Shown:
         "asked": asked,
         "stats": stats,
         "shares": shares,
-        "hours": visit.table("hours", caption, _HOURS, stats["hours"][::-1], empty="No mail in the last 24 hours."),
+        "hours": page_request.table(
+            "hours", caption, _HOURS, stats["hours"][::-1], empty="No mail in the last 24 hours."
+        ),
     }
 
 
@@ -282,9 +292,11 @@ def _shares(counts: dict[str, int], total: int) -> list[Answer]:
     ]
 
 
-async def _send_hours(visit: Visit) -> Shown:
+async def _send_hours(page_request: PageRequest) -> PageContent:
     """Send the plots their numbers; hours in which nothing happened are 0."""
-    counted = {hour["began_at"]: hour for hour in (await visit.run("didcomm-stats", **_tenant(visit)))["hours"]}
+    counted = {
+        hour["began_at"]: hour for hour in (await page_request.run("didcomm-stats", **_tenant(page_request)))["hours"]
+    }
     now = int(time.time())
     began = [now - now % _HOUR - _HOUR * ago for ago in reversed(range(SHOWN_HOURS))]
     # The last word of a column's name is what the plot calls it.

@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 import orjson
 
 from mediator.console.console import Console
-from mediator.console.pages import Page, Shown, Visit
+from mediator.console.pages import Page, PageContent, PageRequest
 from mediator.errors import BadRequestError
 from mediator.mailboxes.address import DEFAULT_TENANT
 from mediator.operate.operations import Answer
@@ -38,13 +38,13 @@ def add_pages(console: Console) -> None:
     )
 
 
-async def _list(visit: Visit) -> Shown:
-    states = [state for state in visit.request.query.getall("state", []) if state in tuple(State)]
+async def _list(page_request: PageRequest) -> PageContent:
+    states = [state for state in page_request.request.query.getall("state", []) if state in tuple(State)]
     form: dict[str, Any] = {
-        "request": visit.text("request"),
-        "by": visit.text("by") if visit.text("by") in _SEARCHES else MEANING,
-        "tags": visit.text("tags"),
-        "tenant": visit.text("tenant") or DEFAULT_TENANT,
+        "request": page_request.text("request"),
+        "by": page_request.text("by") if page_request.text("by") in _SEARCHES else MEANING,
+        "tags": page_request.text("tags"),
+        "tenant": page_request.text("tenant") or DEFAULT_TENANT,
         "state": states,
     }
     wanted: dict[str, Any] = {"tenant": form["tenant"], "explain": True, "limit": PER_PAGE}
@@ -54,7 +54,7 @@ async def _list(visit: Visit) -> Shown:
         wanted["tags"] = tags
     if states:
         wanted["state"] = states
-    skip, found, late = await _page(visit, wanted)
+    skip, found, late = await _page(page_request, wanted)
     cards = [_read(each["card"]) for each in found["agents"]]
     return {
         "asked": form,
@@ -65,33 +65,33 @@ async def _list(visit: Visit) -> Shown:
         "first": urlencode(form, doseq=True),
         "next": urlencode({**form, "cursor": found["next"] or "", "skip": skip + len(cards)}, doseq=True),
         "late": late,
-        "index": await visit.run("registry"),
+        "index": await page_request.run("registry"),
     }
 
 
-async def _page(visit: Visit, wanted: dict[str, Any]) -> tuple[int, Answer, bool]:
+async def _page(page_request: PageRequest, wanted: dict[str, Any]) -> tuple[int, Answer, bool]:
     """Return how many agents stand before the page, the page, and whether it is the first since the cursor is over."""
-    if cursor := visit.text("cursor"):
-        skip = visit.number("skip", 0, 0, _MAX_SKIP)
+    if cursor := page_request.text("cursor"):
+        skip = page_request.number("skip", 0, 0, _MAX_SKIP)
         try:
-            return skip, await visit.run("agent-list", **wanted, cursor=cursor), False
+            return skip, await page_request.run("agent-list", **wanted, cursor=cursor), False
         except BadRequestError as error:
             if error.field != "cursor":
                 raise
-            return 0, await visit.run("agent-list", **wanted), True
-    return 0, await visit.run("agent-list", **wanted), False
+            return 0, await page_request.run("agent-list", **wanted), True
+    return 0, await page_request.run("agent-list", **wanted), False
 
 
-async def _show(visit: Visit) -> Shown:
-    place = {"tenant": visit.text("tenant"), "mailbox": visit.text("mailbox")}
-    agent = await visit.run("agent-show", **place)
+async def _show(page_request: PageRequest) -> PageContent:
+    place = {"tenant": page_request.text("tenant"), "mailbox": page_request.text("mailbox")}
+    agent = await page_request.run("agent-show", **place)
     card = _read(agent["card"])
     skills = [{column.field: getattr(skill, column.field) for column in _SKILLS} for skill in card.skills]
     return {
         "place": place,
         "agent": agent,
         "card": card,
-        "skills": visit.table("skills", "Skills", _SKILLS, skills, empty="Its card names no skills."),
+        "skills": page_request.table("skills", "Skills", _SKILLS, skills, empty="Its card names no skills."),
         "pretty": _indented(agent["card"]),
         "report": None if agent["status"] is None else _indented(agent["status"]),
     }

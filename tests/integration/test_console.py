@@ -13,7 +13,7 @@ import pytest
 from aiohttp import ClientSession, CookieJar
 
 from mediator.console import streams
-from mediator.console.pages import Page, Shown, Visit
+from mediator.console.pages import Page, PageContent, PageRequest
 from mediator.errors import SetupError
 from mediator.host import Host
 from mediator.http.health import Health
@@ -179,8 +179,8 @@ async def test_a_part_brings_pages_of_its_own(tmp_path: Path) -> None:
         '{% extends "console/base.html" %}{% block content %}<h1>Heard {{ text }}</h1>{% endblock %}'
     )
 
-    async def show(visit: Visit) -> Shown:
-        return {"text": visit.text("text", "nothing")}
+    async def show(page_request: PageRequest) -> PageContent:
+        return {"text": page_request.text("text", "nothing")}
 
     def open_part(host: Host) -> None:
         page = Page("/echoes", "Echoes", show, "Sounds", right=Right.OPERATE)

@@ -18,7 +18,7 @@ import pipeline
 import registry
 from mediator.console import tables
 from mediator.console.console import read_form
-from mediator.console.pages import Page, Shown, Visit
+from mediator.console.pages import Page, PageContent, PageRequest
 from mediator.console.streams import Broadcast, event
 from mediator.errors import BadRequestError
 from mediator.operate.activity import percentile
@@ -201,7 +201,7 @@ def test_a_refreshed_part_keeps_order_and_filters() -> None:
         r'hx-get="([^"]+)" hx-trigger="every', "".join(path.read_text(encoding="utf-8") for path in templates)
     )
     assert len(asked) > 5
-    assert set(asked) == {"{{ visit.request.path_qs }}"}
+    assert set(asked) == {"{{ page_request.request.path_qs }}"}
 
 
 @pytest.mark.parametrize(
@@ -300,5 +300,5 @@ def test_each_page_names_a_guide_that_there_is() -> None:
     assert [each for each in named if not (docs / f"{each}.md").is_file()] == []
 
 
-async def _nothing(_visit: Visit) -> Shown:
+async def _nothing(_page_request: PageRequest) -> PageContent:
     return {}
