@@ -73,34 +73,34 @@ class Fields:
     def _wrong(self, name: str, expected: str, value: Any) -> BadRequestError:
         return BadRequestError(self.path(name), f"expected {expected}, got {_show(value)}")
 
-    def text(self, name: str, longest: int, *, lines: bool = False) -> str | None:
-        """Return a string of at most ``longest`` characters, without control characters; ``lines`` allows new lines."""
+    def text(self, name: str, max_length: int, *, lines: bool = False) -> str | None:
+        """Return a string of at most ``max_length`` characters, no control characters but new lines if ``lines``."""
         value = self._get(name)
         if value is None:
             return None
         if not isinstance(value, str):
             raise self._wrong(name, "a string", value)
-        if len(value) > longest:
-            raise BadRequestError(self.path(name), f"expected at most {longest} characters, got {len(value)}")
+        if len(value) > max_length:
+            raise BadRequestError(self.path(name), f"expected at most {max_length} characters, got {len(value)}")
         if not value.isprintable() and has_controls(value.translate(_LINES) if lines else value):
             raise BadRequestError(self.path(name), "expected no control characters")
         return value
 
-    def prose(self, name: str, most: int) -> str | None:
-        """Return what a person wrote, any characters, cut to the first ``most``; white space alone is absent."""
+    def prose(self, name: str, max_length: int) -> str | None:
+        """Return what a person wrote, any characters, cut to the first ``max_length``; white space alone is absent."""
         value = self._get(name)
         if value is None:
             return None
         if not isinstance(value, str):
             raise self._wrong(name, "a string", value)
-        return value.strip()[:most] or None
+        return value.strip()[:max_length] or None
 
-    def words(self, name: str, most: int, longest: int) -> tuple[str, ...] | None:
+    def words(self, name: str, max_count: int, max_length: int) -> tuple[str, ...] | None:
         """Return a list of words, given as a list or as one string with commas."""
         value = self._get(name)
         if value is None:
             return None
-        return parse_words(value, self.path(name), most, longest)
+        return parse_words(value, self.path(name), max_count, max_length)
 
     def flag(self, name: str) -> bool | None:
         """Return true or false."""
@@ -135,15 +135,15 @@ class Fields:
             raise self._wrong(name, "a number from 0 to 1", value)
         return min(number, 1.0)
 
-    def numbers(self, name: str, most: int) -> list[int] | None:
+    def numbers(self, name: str, max_count: int) -> list[int] | None:
         """Return a list of whole numbers from 0."""
         value = self._get(name)
         if value is None:
             return None
         if not isinstance(value, list):
             raise self._wrong(name, "a list of whole numbers", value)
-        if len(value) > most:
-            raise BadRequestError(self.path(name), f"expected at most {most}, got {len(value)}")
+        if len(value) > max_count:
+            raise BadRequestError(self.path(name), f"expected at most {max_count}, got {len(value)}")
         numbers = []
         for item in value:
             number = whole_number(item)
@@ -194,20 +194,20 @@ class StrictFields:
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = values
 
-    def text(self, name: str, longest: int = MAX_TEXT) -> str:
+    def text(self, name: str, max_length: int = MAX_TEXT) -> str:
         """Return text that must be there, and not be empty."""
         value = self._values.get(name)
-        if not isinstance(value, str) or not 0 < len(value) <= longest:
-            raise BadRequestError(name, f"expected text of 1 to {longest} characters")
+        if not isinstance(value, str) or not 0 < len(value) <= max_length:
+            raise BadRequestError(name, f"expected text of 1 to {max_length} characters")
         return value
 
-    def optional_texts(self, longest: Mapping[str, int]) -> dict[str, str | None]:
+    def optional_texts(self, max_lengths: Mapping[str, int]) -> dict[str, str | None]:
         """Return the texts of fields by name, each of so many characters at most; None for those that are absent."""
         texts: dict[str, str | None] = {}
-        for name, most in longest.items():
+        for name, max_length in max_lengths.items():
             value = self._values.get(name)
-            if value is not None and (not isinstance(value, str) or len(value) > most):
-                raise BadRequestError(name, f"expected text of at most {most} characters")
+            if value is not None and (not isinstance(value, str) or len(value) > max_length):
+                raise BadRequestError(name, f"expected text of at most {max_length} characters")
             texts[name] = value
         return texts
 
@@ -228,11 +228,11 @@ class StrictFields:
             raise BadRequestError(name, "expected a whole number from 1 on")
         return min(number, MAX_ITEMS)
 
-    def items(self, name: str, most: int = MAX_ITEMS) -> list[Any]:
+    def items(self, name: str, max_count: int = MAX_ITEMS) -> list[Any]:
         """Return a list that must be there."""
         value = self._values.get(name)
-        if not isinstance(value, list) or len(value) > most:
-            raise BadRequestError(name, f"expected a list of at most {most}")
+        if not isinstance(value, list) or len(value) > max_count:
+            raise BadRequestError(name, f"expected a list of at most {max_count}")
         return value
 
     def texts(self, name: str) -> list[str]:
@@ -270,17 +270,17 @@ def milliseconds(seconds: int, field: str) -> int:
     return seconds * 1000
 
 
-def parse_words(value: Any, field: str, most: int, longest: int) -> tuple[str, ...]:
+def parse_words(value: Any, field: str, max_count: int, max_length: int) -> tuple[str, ...]:
     """Read words from a list or from one string with commas; each once, in their order."""
     parts = value.split(",") if isinstance(value, str) else value
     if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
         raise BadRequestError(field, f"expected a list of strings, got {_show(value)}")
     words = tuple(dict.fromkeys(part.strip() for part in parts if part.strip()))
-    if len(words) > most:
-        raise BadRequestError(field, f"expected at most {most}, got {len(words)}")
+    if len(words) > max_count:
+        raise BadRequestError(field, f"expected at most {max_count}, got {len(words)}")
     for word in words:
-        if len(word) > longest:
-            raise BadRequestError(field, f"expected at most {longest} characters each, got {len(word)}")
+        if len(word) > max_length:
+            raise BadRequestError(field, f"expected at most {max_length} characters each, got {len(word)}")
         if "," in word or has_controls(word):
             raise BadRequestError(field, "expected no commas or control characters inside")
     return words

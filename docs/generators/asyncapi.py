@@ -60,17 +60,17 @@ class RecordingFields(Fields):
     def _note(self, name: str, schema: Json) -> None:
         self.schema[name] = schema
 
-    def text(self, name: str, longest: int, *, lines: bool = False) -> str | None:  # noqa: D102
-        self._note(name, {"type": "string", "maxLength": longest})
+    def text(self, name: str, max_length: int, *, lines: bool = False) -> str | None:  # noqa: D102
+        self._note(name, {"type": "string", "maxLength": max_length})
         return ADDRESS
 
-    def prose(self, name: str, most: int) -> str | None:  # noqa: D102
+    def prose(self, name: str, max_length: int) -> str | None:  # noqa: D102
         self._note(name, {"type": "string"})
         return "words"
 
-    def words(self, name: str, most: int, longest: int) -> tuple[str, ...] | None:  # noqa: D102
-        each = {"type": "string", "maxLength": longest}
-        self._note(name, {"anyOf": [{"type": "array", "items": each, "maxItems": most}, {"type": "string"}]})
+    def words(self, name: str, max_count: int, max_length: int) -> tuple[str, ...] | None:  # noqa: D102
+        each = {"type": "string", "maxLength": max_length}
+        self._note(name, {"anyOf": [{"type": "array", "items": each, "maxItems": max_count}, {"type": "string"}]})
         return ("word",)
 
     def flag(self, name: str) -> bool | None:  # noqa: D102
@@ -89,9 +89,9 @@ class RecordingFields(Fields):
         self._note(name, {"type": "number", "minimum": 0, "x-lowered-to": 1})
         return 1.0
 
-    def numbers(self, name: str, most: int) -> list[int] | None:  # noqa: D102
+    def numbers(self, name: str, max_count: int) -> list[int] | None:  # noqa: D102
         each = {"type": "integer", "minimum": 0, "maximum": MAX_NUMBER}
-        self._note(name, {"type": "array", "items": each, "maxItems": most})
+        self._note(name, {"type": "array", "items": each, "maxItems": max_count})
         return [0]
 
     def time(self, name: str) -> int | None:  # noqa: D102
@@ -294,11 +294,11 @@ def _agents() -> Iterable[tuple[str, Json, Json]]:
 
 def _headers() -> Json:
     rows = _rows("protocol.md", "MSG.SEND", "Request header")
-    longest = {"mq9-key": MAX_KEY, "mq9-dedup-id": MAX_DEDUP_ID, "nats-msg-id": MAX_DEDUP_ID}
+    max_length = {"mq9-key": MAX_KEY, "mq9-dedup-id": MAX_DEDUP_ID, "nats-msg-id": MAX_DEDUP_ID}
     properties: Json = {}
     for header in sorted(SEND_HEADERS):
         value, _, meaning = rows["mq9-dedup-id" if header == "nats-msg-id" else header]
-        bound = {"maxLength": longest[header]} if header in longest else {}
+        bound = {"maxLength": max_length[header]} if header in max_length else {}
         properties[header] = {"type": "string", **bound, "description": f"{_plain(meaning)} Value: {_plain(value)}."}
     return {"type": "object", "properties": properties, "additionalProperties": {"type": "string"}}
 

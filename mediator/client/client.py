@@ -434,13 +434,13 @@ class Mailbox:
         outgoing = [message if isinstance(message, Outgoing) else Outgoing(message) for message in messages]
         bodies = encode_bodies([message.encode() for message in outgoing])
         room = self.client.max_payload - BATCH_ROOM
-        most = max(min(BATCH_MESSAGES, room // 1024), 1)
+        max_per_batch = max(min(BATCH_MESSAGES, room // 1024), 1)
         ids: list[int | None] = []
         errors: dict[int, MediatorError] = {}
         while len(ids) < len(bodies):
             start = len(ids)
             end, size = start + 1, len(bodies[start])
-            while end < min(len(bodies), start + most) and size + len(bodies[end]) <= room:
+            while end < min(len(bodies), start + max_per_batch) and size + len(bodies[end]) <= room:
                 size += len(bodies[end])
                 end += 1
             try:

@@ -198,19 +198,19 @@ class ReplyInboxes:
             self._by_subject.setdefault(subject, []).append(made)
         return True
 
-    def remove(self, sid: bytes, most: int) -> int:
-        """End one after ``most`` messages in all, 0: now; return how many may come through nats-server."""
+    def remove(self, sid: bytes, max_msgs: int) -> int:
+        """End one after ``max_msgs`` messages in all, 0: now; return how many may come through nats-server."""
         self._others.discard(sid)
         found = self._by_sid.pop(sid, None)
         if found is None:
-            return most
+            return max_msgs
         same = self._by_subject[found.subject]
         same.remove(found)
         if not same:
             del self._by_subject[found.subject]
         # Answers to what was asked before still come the short way.
-        found.max_answers = min(most, found.requests)
-        return most - found.max_answers
+        found.max_answers = min(max_msgs, found.requests)
+        return max_msgs - found.max_answers
 
     def find(self, reply: bytes) -> ReplySubscription | None:
         """Return the one subscription that a reply subject leads to, if nobody else can listen to it."""

@@ -370,19 +370,19 @@ class GatewayProtocol(PushSession):
             asked += self._own_command(self._ask()[1])
         return asked + frames.PING
 
-    def _unsubscribe(self, frame: bytes, sid: bytes, most: int) -> bytes:
-        """End a subscription after ``most`` messages in all; 0: now."""
+    def _unsubscribe(self, frame: bytes, sid: bytes, max_msgs: int) -> bytes:
+        """End a subscription after ``max_msgs`` messages in all; 0: now."""
         subscription = self._by_sid.get(sid)
         if subscription is None:
             # With a maximum it ends by itself once its replies have come, which the gateway does not count.
             self._context.claims.release(self._inbox_holder, sid)
-            by_server = self._inboxes.remove(sid, most)
-            return self._command(frame if by_server == most else frames.encode_unsubscribe(sid, by_server))
-        subscription.max_messages = most
-        if not most:
+            by_server = self._inboxes.remove(sid, max_msgs)
+            return self._command(frame if by_server == max_msgs else frames.encode_unsubscribe(sid, by_server))
+        subscription.max_messages = max_msgs
+        if not max_msgs:
             self._down.insert(self._forget(subscription))
             self.events.append(SubscriptionEnded(subscription, "unsub"))
-        elif most <= subscription.pushed:
+        elif max_msgs <= subscription.pushed:
             del self._by_sid[sid]
             self._end_if_read(subscription)
         return self._succeed()

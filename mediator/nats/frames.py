@@ -73,9 +73,9 @@ def encode_subscribe(subject: bytes, sid: bytes) -> bytes:
     return b"SUB %b %b\r\n" % (subject, sid)
 
 
-def encode_unsubscribe(sid: bytes, most: int = 0) -> bytes:
-    """Return an UNSUB frame that ends a subscription after ``most`` messages in all; 0: now."""
-    return b"UNSUB %b %d\r\n" % (sid, most) if most else b"UNSUB %b\r\n" % sid
+def encode_unsubscribe(sid: bytes, max_msgs: int = 0) -> bytes:
+    """Return an UNSUB frame that ends a subscription after ``max_msgs`` messages in all; 0: now."""
+    return b"UNSUB %b %d\r\n" % (sid, max_msgs) if max_msgs else b"UNSUB %b\r\n" % sid
 
 
 def encode_info(options: bytes) -> bytes:
@@ -185,15 +185,15 @@ def decode_body(body: bytes) -> tuple[bytes, bytes]:
     return rest[:head], rest[head:-2]
 
 
-def decode_bodies(data: bytes, most: int) -> Iterator[tuple[bytes, bytes]]:
-    """Read a sequence of 1 to ``most`` bodies, as MSG.BATCH has them: header block and payload of each.
+def decode_bodies(data: bytes, max_bodies: int) -> Iterator[tuple[bytes, bytes]]:
+    """Read a sequence of 1 to ``max_bodies`` bodies, as MSG.BATCH has them: header block and payload of each.
 
     Raises :class:`ProtocolViolationError`, about the body that comes next, for what is not well formed.
     """
     at = count = 0
     while at < len(data) or not count:
-        if count == most:
-            raise ProtocolViolationError(f"expected at most {most} messages in a request")
+        if count == max_bodies:
+            raise ProtocolViolationError(f"expected at most {max_bodies} messages in a request")
         sizes = _SIZES.match(data, at)
         if sizes is None:
             raise ProtocolViolationError("expected a line with the bytes of its headers, and of headers and payload")

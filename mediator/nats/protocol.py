@@ -290,9 +290,9 @@ def address_and_id(tail: str, field: str = "mail_address") -> tuple[str, int]:
 # Messages.
 
 
-def _short(value: str, name: str, longest: int) -> str:
-    if len(value) > longest:
-        raise BadRequestError(name, f"expected at most {longest} characters, got {len(value)}")
+def _short(value: str, name: str, max_length: int) -> str:
+    if len(value) > max_length:
+        raise BadRequestError(name, f"expected at most {max_length} characters, got {len(value)}")
     return value
 
 
@@ -320,14 +320,14 @@ def _archive(word: str, name: str) -> bool:
 
 SEND_HEADERS: Final[Mapping[str, tuple[str, Callable[[str, str], Any]]]] = {
     "mq9-priority": ("lane", parse_lane),
-    "mq9-key": ("key", partial(_short, longest=MAX_KEY)),
-    "mq9-tags": ("tags", partial(parse_words, most=MAX_TAGS, longest=MAX_TAG)),
+    "mq9-key": ("key", partial(_short, max_length=MAX_KEY)),
+    "mq9-tags": ("tags", partial(parse_words, max_count=MAX_TAGS, max_length=MAX_TAG)),
     "mq9-ttl": ("ttl", _seconds),
     "mq9-expire-at": ("expire_at", _time),
     "mq9-delay": ("delay", _seconds),
     "mq9-send-at": ("send_at", _time),
-    "mq9-dedup-id": ("dedup_id", partial(_short, longest=MAX_DEDUP_ID)),
-    "nats-msg-id": ("dedup_id", partial(_short, longest=MAX_DEDUP_ID)),
+    "mq9-dedup-id": ("dedup_id", partial(_short, max_length=MAX_DEDUP_ID)),
+    "nats-msg-id": ("dedup_id", partial(_short, max_length=MAX_DEDUP_ID)),
     REPLY_TO: ("reply_to", parse_address),
     "mq9-storage": ("archive", _archive),
 }

@@ -346,7 +346,7 @@ class BacklogSeries(Collector):
         yield from (held, size, delayed, leased, dead, lagging, oldest, used)
 
     def _worst(self, backlog: Backlog, now: float) -> Iterator[Metric]:
-        most = self._mailboxes
+        max_mailboxes = self._mailboxes
         messages = GaugeMetricFamily(
             "mediator_mailbox_messages", "Messages of the mailboxes that hold most, by number.", labels=["mailbox"]
         )
@@ -363,12 +363,12 @@ class BacklogSeries(Collector):
             "Dead messages of the mailboxes that hold most of them.",
             labels=["mailbox"],
         )
-        for mailbox in backlog.deepest[:most]:
+        for mailbox in backlog.deepest[:max_mailboxes]:
             messages.add_metric([f"id:{mailbox.id}"], mailbox.messages)
             size.add_metric([f"id:{mailbox.id}"], mailbox.bytes)
-        for mailbox in backlog.longest_waiting[:most]:
+        for mailbox in backlog.longest_waiting[:max_mailboxes]:
             oldest.add_metric([f"id:{mailbox.id}"], _age(mailbox.waiting_since, now))
-        for mailbox in backlog.most_dead[:most]:
+        for mailbox in backlog.most_dead[:max_mailboxes]:
             dead.add_metric([f"id:{mailbox.id}"], mailbox.dead)
         yield from (messages, size, oldest, dead)
 

@@ -207,9 +207,9 @@ def _protected(fields: Mapping[str, Any]) -> dict[str, Any]:
     return header
 
 
-def _list_of_objects(value: object, most: int) -> list[dict[str, Any]]:
-    if not isinstance(value, list) or not value or len(value) > most:
-        raise EnvelopeError(f"expected 1 to {most} recipients")
+def _list_of_objects(value: object, max_items: int) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not value or len(value) > max_items:
+        raise EnvelopeError(f"expected 1 to {max_items} recipients")
     for item in value:
         if not isinstance(item, dict) or not isinstance(item.get("header"), dict):
             raise EnvelopeError("expected recipients with a header")

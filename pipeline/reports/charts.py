@@ -69,11 +69,11 @@ def bar_chart(labels: Sequence[str], series: Sequence[Series], text: Format, bas
 
 def heat_map(rows: Sequence[tuple[str, Sequence[int]]], heads: Sequence[str], text: Format) -> Markup:
     """Draw a table whose cells are the darker the more they count."""
-    most = max((value for _, values in rows for value in values), default=0) or 1
+    largest = max((value for _, values in rows for value in values), default=0) or 1
     lines = [
         f"<tr><th>{escape(name)}</th>"
         + "".join(
-            f'<td style="--v:{value / most:.2f}" title="{escape(name)} {escape(head)}: {text(value)}"></td>'
+            f'<td style="--v:{value / largest:.2f}" title="{escape(name)} {escape(head)}: {text(value)}"></td>'
             for head, value in zip(heads, values, strict=True)
         )
         for name, values in rows
@@ -108,12 +108,12 @@ class _Scale:
 
 
 def _linear_scale(values: Sequence[float], base: int = 1000) -> _Scale:
-    most = max(values, default=0) or 1
+    largest = max(values, default=0) or 1
     # Round numbers of bytes are those of their unit.
-    unit = base ** max(floor(log(most, base)), 0)
-    power = unit * 10 ** floor(log10(most / unit / 4))
-    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power * 4 >= most * 0.999)
-    count = ceil(most / step * 0.999)
+    unit = base ** max(floor(log(largest, base)), 0)
+    power = unit * 10 ** floor(log10(largest / unit / 4))
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power * 4 >= largest * 0.999)
+    count = ceil(largest / step * 0.999)
     return _Scale(0, count * step, [number * step for number in range(count + 1)])
 
 
@@ -162,8 +162,8 @@ def _frame(
     grid = "".join(f"M0 {y:.1f}H{WIDTH}" for _, y in at)
     left = "".join(f'<span style="top:{y / HEIGHT:.1%}">{escape(text(tick))}</span>' for tick, y in at)
     wide = 100 / max(len(labels), 1)
-    most = LONG_LABELS if any(len(label) > LONG for label in labels) else LABELS
-    every = ceil(len(labels) / most) or 1
+    max_labels = LONG_LABELS if any(len(label) > LONG for label in labels) else LABELS
+    every = ceil(len(labels) / max_labels) or 1
     below = "".join(
         f'<span style="left:{(step + 0.5) * wide:.2f}%">{escape(labels[step])}</span>'
         for step in range(every // 2, len(labels), every)

@@ -150,8 +150,8 @@ class SnapshotCache:
             while kept and next(iter(kept.values())).made_at <= oldest:
                 self._drop(tenant, next(iter(kept)))
         while self._bytes.total() and self._bytes.total() + size > MAX_BYTES:
-            most = max(self._bytes, key=self._bytes.__getitem__)
-            self._drop(most, next(iter(self._snapshots[most])))
+            largest = max(self._bytes, key=self._bytes.__getitem__)
+            self._drop(largest, next(iter(self._snapshots[largest])))
 
     def _drop(self, tenant: str, id: str) -> None:
         dropped = self._snapshots[tenant].pop(id)

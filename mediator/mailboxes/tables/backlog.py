@@ -156,9 +156,9 @@ class Backlogs(Table):
             (now,),
         )
         for no, dead, deliveries, count, since in counted:
-            most = rows.position(states[no])[1]
+            max_deliver = rows.position(states[no])[1]
             # A message is dead from the end of its last lease on, whether a FETCH has looked since or not.
-            if dead or (most is not None and deliveries >= most):
+            if dead or (max_deliver is not None and deliveries >= max_deliver):
                 groups[no].dead += count
             else:
                 groups[no].wait(since)
