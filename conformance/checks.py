@@ -30,20 +30,20 @@ class Level(StrEnum):
 
 
 class CheckFailedError(Exception):
-    """The mediator does otherwise than the sentence says."""
+    """The mediator does not do what the sentence says."""
 
 
 class CannotTryError(Exception):
-    """Something that the check needs first could not be had, so nothing is known about its sentence."""
+    """Something that the check needs first failed, so nothing is known about its sentence."""
 
 
 class NotOfferedError(Exception):
     """The mediator does not claim to speak this protocol."""
 
 
-def expect(held: object, otherwise: str) -> None:
-    """Fail the check unless ``held``; ``otherwise`` says what the mediator did."""
-    if not held:
+def expect(condition: object, otherwise: str) -> None:
+    """Fail the check unless ``condition``; ``otherwise`` says what the mediator did."""
+    if not condition:
         raise CheckFailedError(otherwise)
 
 

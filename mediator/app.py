@@ -402,7 +402,7 @@ async def _serve_operators(
     refusals = RecentRefusals(host.metrics.requests.counts)
     host.broker.quotas.on_refused.append(refusals.refuse)
     host.add_job(refusals.tick, TICK_SECONDS, "refusals of the last minutes")
-    host.add_job(host.surroundings.look, LOOK_SECONDS, "public URLs, certificates and clocks")
+    host.add_job(host.surroundings.check, LOOK_SECONDS, "public URLs, certificates and clocks")
     host.add_doctor_check(host.surroundings.examine)
     service = ServiceOperations(
         host.broker,

@@ -183,7 +183,7 @@ class Broker:
             await self.ready_board(request.tenant)
         if request.group is not None and request.connection in self._connections:
             self._connections[request.connection] = True
-        found = await (self._look(request, None) if request.max_wait == 0 else self._wait_for_mail(request))
+        found = await (self._fetch_once(request, None) if request.max_wait == 0 else self._wait_for_mail(request))
         self.trace.delivered(found.messages, request.address, "fetch")
         return found
 
@@ -195,12 +195,12 @@ class Broker:
         try:
             # Listen before the first read, so that no message falls between reading and waiting.
             with self.watching((request.tenant, request.address)) as woken:
-                found = await self._look(request, None)
+                found = await self._fetch_once(request, None)
                 while not found.messages and not self._stopping:
                     rest = end - time.monotonic()
                     if rest <= 0:
                         if found.backoff_until is not None:
-                            found = await self._look(request, replace(found, backoff_until=0))
+                            found = await self._fetch_once(request, replace(found, backoff_until=0))
                         break
                     if found.retry_at is not None:
                         rest = min(rest, max(0.001, (found.retry_at - self.clock()) / 1000))
@@ -208,13 +208,13 @@ class Broker:
                     with suppress(TimeoutError):
                         await asyncio.wait_for(woken.wait(), rest)
                     woken.clear()
-                    found = await self._look(request, found)
+                    found = await self._fetch_once(request, found)
                 return found
         finally:
             self._waiting -= 1
 
-    async def _look(self, request: Fetch, before: Fetched | None) -> Fetched:
-        def look(tx: Transaction, now: int) -> Fetched:
+    async def _fetch_once(self, request: Fetch, before: Fetched | None) -> Fetched:
+        def fetch(tx: Transaction, now: int) -> Fetched:
             if before is None:
                 return fetching.fetch(tx, self.bounds, request, now)
             return fetching.fetch_again(tx, self.bounds, request, before, now)
@@ -222,11 +222,11 @@ class Broker:
         await self._reads_allowed.wait()
         async with self._read_slots:
             if request.group is None:
-                return await self.read(look)
+                return await self.read(fetch)
             if request.connection and request.connection not in self._connections:
                 # Nobody reads the answer, and what it held would be claimed.
                 return before or Fetched(0, [])
-            return await self._writer.write((request.tenant, request.address), look, even_when_full=True)
+            return await self._writer.write((request.tenant, request.address), fetch, even_when_full=True)
 
     def ack_soon(self, request: settling.Ack, done: Done) -> None:
         """Do as :meth:`ack`; ``done`` gets the number or the error after the commit. For doors that get many."""
@@ -282,13 +282,13 @@ class Broker:
 
     # Transactions of parts and of the rest of the service.
 
-    async def read(self, look: Work[T]) -> T:
-        """Run ``look`` on what is committed, on a reader thread."""
+    async def read(self, work: Work[T]) -> T:
+        """Run ``work`` on what is committed, on a reader thread."""
         if self._reading >= self._max_pending:
             raise BusyError(f"{self._max_pending} requests wait already")
         self._reading += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._readers, self._read, look)
+            return await asyncio.get_running_loop().run_in_executor(self._readers, self._read, work)
         finally:
             self._reading -= 1
 
@@ -297,13 +297,13 @@ class Broker:
         """Whether only this process changes the database: what was read stays true until a commit here changes it."""
         return self._store.quick
 
-    async def read_inline(self, look: Work[T]) -> T:
+    async def read_inline(self, work: Work[T]) -> T:
         """Read a few rows: on the event loop itself if the database is in this process, else as :meth:`read`."""
-        return self._read(look) if self._store.quick else await self.read(look)
+        return self._read(work) if self._store.quick else await self.read(work)
 
-    def _read(self, look: Work[T]) -> T:
+    def _read(self, work: Work[T]) -> T:
         with self._store.reading() as tx:
-            return look(tx, self.clock())
+            return work(tx, self.clock())
 
     async def write_background(self, work: Work[T], *, even_when_full: bool = False) -> T:
         """Run maintenance when requests leave time for it; ``even_when_full`` as for :meth:`write`."""

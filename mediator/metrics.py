@@ -80,8 +80,8 @@ class _Histogram:
 
 
 @dataclass(slots=True)
-class VerbFigures:
-    """What one tenant's requests of one verb came to."""
+class VerbTotals:
+    """The totals of one tenant's requests of one verb."""
 
     requests: int = 0
     errors: int = 0
@@ -96,7 +96,7 @@ class RequestSeries(Collector):
     def __init__(self) -> None:
         self._counts: defaultdict[tuple[str, str], int] = defaultdict(int)
         """By verb and outcome."""
-        self._tenants: defaultdict[str, defaultdict[str, VerbFigures]] = defaultdict(partial(defaultdict, VerbFigures))
+        self._tenants: defaultdict[str, defaultdict[str, VerbTotals]] = defaultdict(partial(defaultdict, VerbTotals))
         """By tenant and verb: a tenant may ask for its own as often as it likes."""
         self._durations: defaultdict[str, _Histogram] = defaultdict(partial(_Histogram, BOUNDS))
 
@@ -111,8 +111,8 @@ class RequestSeries(Collector):
             figures.last_error = outcome
         self._durations[verb].observe(seconds)
 
-    def of_tenant(self, tenant: str) -> Mapping[str, VerbFigures]:
-        """Return what a tenant's requests came to, by verb."""
+    def of_tenant(self, tenant: str) -> Mapping[str, VerbTotals]:
+        """Return the totals of a tenant's requests, by verb."""
         return self._tenants.get(tenant, {})
 
     def counts(self) -> Tally[tuple[str, str]]:

@@ -50,7 +50,7 @@ class AccessLists:
         await self._renew()
         if self._announcer is not None:
             await self._announcer.listen(self._heard)
-            self._tasks.add(asyncio.create_task(self._look_often(), name="didcomm-access-lists"))
+            self._tasks.add(asyncio.create_task(self._follow(), name="didcomm-access-lists"))
 
     async def close(self) -> None:
         """Stop renewing."""
@@ -61,16 +61,16 @@ class AccessLists:
     def _heard(self, _data: bytes) -> None:
         self._announced.set()
 
-    async def _look_often(self) -> None:
+    async def _follow(self) -> None:
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_SECONDS):
                     await self._announced.wait()
             self._announced.clear()
-            await self._look()
+            await self._reload()
 
-    async def _look(self) -> None:
-        """Read the lists again; a database that cannot be read is looked at again later."""
+    async def _reload(self) -> None:
+        """Read the lists again; if the database cannot be read, try again later."""
         try:
             await self._renew()
         except MediatorError as error:
@@ -127,7 +127,7 @@ class AccessLists:
         return name
 
     async def _announce(self) -> None:
-        await self._look()
+        await self._reload()
         if self._announcer is not None:
             await self._announcer.publish(b"")
 
@@ -160,12 +160,12 @@ class RateLimiter:
     """
 
     def __init__(
-        self, rate: float, burst: float, *, most: int = MAX_BUCKETS, clock: Callable[[], float] = time.monotonic
+        self, rate: float, burst: float, *, max_buckets: int = MAX_BUCKETS, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """``rate`` is in messages a second, ``burst`` in seconds."""
         self._interval = 1 / rate
         self._burst = max(burst, self._interval)
-        self._most = most
+        self._max_buckets = max_buckets
         self._clock = clock
         self._full_at: OrderedDict[Hashable, float] = OrderedDict()
 
@@ -197,7 +197,7 @@ class RateLimiter:
         # The oldest are usually full by now.
         for _ in range(2):
             oldest, at = next(iter(self._full_at.items()))
-            if at <= now or len(self._full_at) > self._most:
+            if at <= now or len(self._full_at) > self._max_buckets:
                 del self._full_at[oldest]
 
 

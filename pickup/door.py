@@ -118,7 +118,9 @@ async def didcomm_door(
         addresses = ClientAddresses(proxies, settings.http_forwarded_header)
         sockets = TenantSockets(tenants)
         transports = Transports(
-            MessageReceiver(context, replies, relay.look, access, _limiter(options.connection_rate, options), sockets),
+            MessageReceiver(
+                context, replies, relay.deliver_to, access, _limiter(options.connection_rate, options), sockets
+            ),
             sessions,
             metrics,
             max_message=max_envelope,

@@ -97,7 +97,7 @@ class EndpointRelay:
         """How many holders are being served."""
         return len(self._workers)
 
-    def look(self, connection: Connection) -> None:
+    def deliver_to(self, connection: Connection) -> None:
         """Deliver what waits for a holder that has just made a request, if it has an endpoint."""
         if _has_endpoint(connection):
             self._start(connection.no)
@@ -156,7 +156,7 @@ class EndpointRelay:
                         break
                     waiting, after = page
                     for holder in waiting:
-                        self.look(holder)
+                        self.deliver_to(holder)
             await asyncio.sleep(SWEEP_SECONDS)
 
     async def _try_read(self, reading: Awaitable[T]) -> T | None:

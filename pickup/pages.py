@@ -364,7 +364,7 @@ class InvitationPages:
     async def _drawn(self, url: str) -> bytes | None:
         """Return the QR code as PNG; None when the URL is too long for one."""
         async with self._drawing:
-            return await asyncio.to_thread(qr.drawn, url)
+            return await asyncio.to_thread(qr.cached_png, url)
 
 
 # Reading requests.

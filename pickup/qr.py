@@ -16,13 +16,13 @@ _COLUMNS = 80
 def png(text: str) -> bytes:
     """Return a PNG image of a text of at most 2953 bytes; ValueError for a longer one."""
     image = io.BytesIO()
-    _made(text).save(image, kind="png", scale=_SCALE, border=_BORDER)
+    _encode(text).save(image, kind="png", scale=_SCALE, border=_BORDER)
     return image.getvalue()
 
 
 @lru_cache(maxsize=64)
-def drawn(text: str) -> bytes | None:
-    """Return what :func:`png` does, drawn once; None for a text too long for a code."""
+def cached_png(text: str) -> bytes | None:
+    """Return what :func:`png` does, from a cache; None for a text too long for a code."""
     try:
         return png(text)
     except ValueError:
@@ -31,13 +31,13 @@ def drawn(text: str) -> bytes | None:
 
 def terminal(text: str) -> str:
     """Return lines of at most 80 block characters, two modules each; ValueError for a text too long for that."""
-    code, lines = _made(text), io.StringIO()
+    code, lines = _encode(text), io.StringIO()
     if code.symbol_size(border=_BORDER)[0] > _COLUMNS:
         raise ValueError(f"does not fit into {_COLUMNS} columns")
     code.terminal(lines, border=_BORDER, compact=True)
     return lines.getvalue()
 
 
-def _made(text: str) -> segno.QRCode:
+def _encode(text: str) -> segno.QRCode:
     # The fewest modules, so that each is large; then as much correction as fits among them.
     return segno.make_qr(text, error="l", boost_error=True)

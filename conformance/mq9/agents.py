@@ -7,7 +7,7 @@ from conformance.checks import CheckFailedError, expect
 from conformance.mq9.session import BrokerSession, current, equal, own
 
 PAGES = 200
-"""Pages of all agents that are looked through for ours."""
+"""Pages of all agents that are searched for ours."""
 
 
 async def discover(session: BrokerSession, **fields: Any) -> list[dict[str, Any]]:
@@ -22,7 +22,7 @@ async def discover(session: BrokerSession, **fields: Any) -> list[dict[str, Any]
 
 
 async def card(session: BrokerSession, **fields: Any) -> dict[str, Any]:
-    """Return an AgentCard of a mailbox that exists, under a name that nobody else has; its word is ``session.word``."""
+    """Return an AgentCard of a mailbox that exists, with a name of its own and :func:`word` in its description."""
     mailbox = await session.mailbox()
     return {
         "name": f"agent {mailbox}",
@@ -84,7 +84,7 @@ async def discover_by_words(session: BrokerSession) -> None:
         await session.register(agent)
         await found_by(session, agent, text=f"{word(session)}{'pay' if agent is payer else 'poem'}")
     found = names(await discover(session, text=f"{word(session)}pay"))
-    expect(poet["name"] not in found, f"found {poet['name']} by a word that its card has not")
+    expect(poet["name"] not in found, f"found {poet['name']} by a word that its card does not have")
 
 
 @current(
@@ -148,7 +148,7 @@ async def unregister(session: BrokerSession) -> None:
     async def is_gone() -> bool:
         return agent["name"] not in names(await discover(session, text=word(session)))
 
-    await session.until(is_gone, "the agent is found no more")
+    await session.until(is_gone, "the agent is no longer found")
 
 
 @current(

@@ -10,11 +10,11 @@ import structlog
 from mediator.system.private_files import open_file
 
 FILE = "clock.json"
-"""The file of the data directory that keeps how the clocks stood, for the next start."""
+"""The file of the data directory with the offset of the clocks, for the next start."""
 JUMP = 3600 * 1000
 """Milliseconds the wall clock may run ahead of the time that has passed before expiry is paused."""
 _DRIFT = 60 * 1000
-"""Milliseconds that the clocks may drift apart before this is written down anew."""
+"""Milliseconds that the clocks may drift apart before the offset is saved again."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 _log = structlog.get_logger("cleanup")
@@ -66,9 +66,9 @@ class ClockWatch:
 
 
 class ClockRecord:
-    """Keeps in the data directory how the clocks stood when they were last trusted.
+    """Saves the offset of the clocks, as it was last trusted, in the data directory.
 
-    The steady clock begins anew with each boot of the machine, so what was written before it says nothing.
+    The steady clock starts again with each boot of the machine, so an offset saved before the boot is ignored.
     """
 
     def __init__(self, data_dir: Path) -> None:
@@ -90,7 +90,7 @@ class ClockRecord:
         return offset if type(offset) is int else None
 
     def write(self, offset: int) -> None:
-        """Keep the offset if it changed, as far as the directory can be written."""
+        """Save the offset if it changed; without a writable directory, log that and go on."""
         known = self.offset is not None and abs(offset - self.offset) < _DRIFT
         if known or not self._boot or not self._path.parent.is_dir():
             return
@@ -101,4 +101,4 @@ class ClockRecord:
                 file.write(orjson.dumps({"boot": self._boot, "offset": offset}))
             draft.replace(self._path)
         except OSError as error:
-            _log.warning("the clock is not kept for the next start", reason=str(error))
+            _log.warning("cannot save the clock offset", reason=str(error))

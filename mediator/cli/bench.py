@@ -78,7 +78,7 @@ async def _send(
 
     async def sender() -> None:
         begun = started
-        # One is sent at least, however late the machine lets us begin.
+        # At least one is sent, even if this task starts late.
         while not spans or begun < end:
             begun = time.perf_counter()
             await client.request(f"MSG.SEND.{address}", payload)
@@ -127,13 +127,13 @@ async def _drain(
 def _result(step: str, messages: int, took: float, spans: list[float]) -> dict[str, Any]:
     ordered = sorted(spans) or [0.0]
 
-    def part(share: float) -> float:
+    def percentile(share: float) -> float:
         return round(ordered[min(len(ordered) - 1, int(len(ordered) * share))] * 1000, 3)
 
     return {
         "step": step,
         "messages": messages,
         "per_second": round(messages / took, 1),
-        "p50_ms": part(0.5),
-        "p99_ms": part(0.99),
+        "p50_ms": percentile(0.5),
+        "p99_ms": percentile(0.99),
     }

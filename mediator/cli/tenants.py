@@ -54,7 +54,7 @@ class QuotaOptions:
 
     @property
     def given(self) -> dict[str, int | None]:
-        """The quotas that were given; None: as for all tenants."""
+        """The quotas that were given; None: the default."""
         values = {name: getattr(self, f"quota_{name}") for name in QUOTAS}
         return {name: None if text == "default" else int(text) for name, text in values.items() if text is not None}
 
@@ -81,7 +81,9 @@ def add(
                 f"It had {format_count(answer['mailboxes'], 'mailbox', 'mailboxes')} before: they are back."
             )
         if answer["anonymous"]:
-            output.print_hint("Clients without a login are tenant default, as before; users in the settings end that.")
+            output.print_hint(
+                "Clients without a login still are tenant default; configure users in the settings to refuse them."
+            )
 
 
 @app.command("list", epilog="Example: mediator tenant list")
@@ -124,8 +126,8 @@ def set_(
     if not quotas.given and account is None:
         raise typer.BadParameter("expected at least one --quota-… or --account")
     answer = options.ask("tenant-set", tenant=name, quotas=quotas.given, accounts=account)
-    held = ", ".join(f"{quota} {value or 'any'}" for quota, value in answer["quotas"].items())
-    options.print(answer, f"{name}: {held or 'as for all'}")
+    quotas_text = ", ".join(f"{quota} {value or 'any'}" for quota, value in answer["quotas"].items())
+    options.print(answer, f"{name}: {quotas_text or 'default quotas'}")
 
 
 @app.command(epilog="Example: mediator tenant rotate acme --user ann --grace 1h")

@@ -41,18 +41,18 @@ _HEALTH = web.AppKey("health", Health)
 SECONDS = web.AppKey("seconds", float)
 _LIMIT = web.RequestKey("limit", asyncio.Timeout)
 # Probes and scrapers must not get an old response from a proxy.
-_FRESH = {"Cache-Control": "no-store"}
+_NO_STORE = {"Cache-Control": "no-store"}
 
 _log = structlog.get_logger(__name__)
 
 
 class Exposition:
-    """The text of /metrics. Making it takes time, and anybody may ask: who does so without end gets an older one."""
+    """The text of /metrics. Rendering it costs CPU and needs no login, so too frequent scrapes get the last one."""
 
     BURST = 0.5
-    """Seconds that may be spent at once."""
+    """Seconds of rendering that may be spent at once."""
     SHARE = 0.1
-    """Of all time that may be spent."""
+    """The share of all time that may be spent on rendering."""
 
     def __init__(self, registry: CollectorRegistry, clock: Callable[[], float] = time.perf_counter) -> None:
         self._registry = registry
@@ -118,20 +118,20 @@ async def read_post(request: web.Request) -> MultiDict[str]:
 
 
 async def _livez(_request: web.Request) -> web.Response:
-    return web.Response(text="ok", headers=_FRESH)
+    return web.Response(text="ok", headers=_NO_STORE)
 
 
 async def _readyz(request: web.Request) -> web.Response:
     report = await request.app[_HEALTH].report()
     body = {"ready": report.ready, "checks": report.checks}
-    return web.json_response(body, status=200 if report.ready else 503, headers=_FRESH)
+    return web.json_response(body, status=200 if report.ready else 503, headers=_NO_STORE)
 
 
 async def _metrics(request: web.Request) -> web.Response:
     # A scrape asks the checks, so that an alert needs no second probe.
     await request.app[_HEALTH].report()
     body = request.app[_EXPOSITION].text()
-    return web.Response(body=body, headers={**_FRESH, "Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
+    return web.Response(body=body, headers={**_NO_STORE, "Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
 
 
 @web.middleware

@@ -14,7 +14,7 @@ from typing import Final
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 MAX_LOOKUPS: Final = 32
-"""Names that are looked up at a time, a thread each; more wait until it is their turn or their time is over."""
+"""Names that are looked up at a time, a thread each; more wait for a free slot, or until they time out."""
 
 _FLAGS: Final = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
 _NAME_FLAGS: Final = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
@@ -23,7 +23,7 @@ _Found = list[ResolveResult] | Exception
 
 
 class ThreadedResolver(AbstractResolver):
-    """Asks the system's resolver. Who asks for a name that is being looked up waits for the same answer.
+    """Asks the system's resolver; callers that ask for the same name at the same time share one look-up.
 
     So a name that hangs occupies one thread, however often it is tried again.
     """
@@ -31,7 +31,7 @@ class ThreadedResolver(AbstractResolver):
     def __init__(self) -> None:
         """To be called on the event loop."""
         self._loop = asyncio.get_running_loop()
-        self._turns = asyncio.Semaphore(MAX_LOOKUPS)
+        self._slots = asyncio.Semaphore(MAX_LOOKUPS)
         self._lookups: dict[_Name, asyncio.Future[_Found]] = {}
 
     async def resolve(
@@ -40,13 +40,13 @@ class ThreadedResolver(AbstractResolver):
         """Return the addresses of a host; raises what :func:`socket.getaddrinfo` raises."""
         name = host, port, family
         if name not in self._lookups:
-            await self._turns.acquire()
+            await self._slots.acquire()
             if name in self._lookups:
-                # Somebody else had an earlier turn.
-                self._turns.release()
+                # Another caller started it meanwhile.
+                self._slots.release()
             else:
                 self._start(name)
-        # A caller that is cancelled leaves the answer to the others.
+        # Shielded: others may wait for the same look-up when one caller is cancelled.
         found = await asyncio.shield(self._lookups[name])
         if isinstance(found, Exception):
             raise found
@@ -59,7 +59,7 @@ class ThreadedResolver(AbstractResolver):
         try:
             threading.Thread(target=self._run, args=(name,), name="name-lookup", daemon=True).start()
         except RuntimeError:
-            self._turns.release()
+            self._slots.release()
             raise
         self._lookups[name] = self._loop.create_future()
 
@@ -74,7 +74,7 @@ class ThreadedResolver(AbstractResolver):
             self._loop.call_soon_threadsafe(self._end, name, found)
 
     def _end(self, name: _Name, found: _Found) -> None:
-        self._turns.release()
+        self._slots.release()
         self._lookups.pop(name).set_result(found)
 
 

@@ -13,7 +13,7 @@ import orjson
 from mediator import __version__
 from mediator.errors import MediatorError
 from mediator.mailboxes.address import DEFAULT_TENANT
-from mediator.metrics import RequestSeries, VerbFigures
+from mediator.metrics import RequestSeries, VerbTotals
 from mediator.nats.accounts import AccountMap
 from mediator.nats.admission import ReplyQueue
 from mediator.nats.client import Request
@@ -87,14 +87,14 @@ class MicroService:
             self._answer(message, "info_response", {"description": DESCRIPTION, "endpoints": endpoints})
         elif verb == "STATS":
             figures = self._requests.of_tenant(tenant)
-            endpoints = [{**each, **_stats(figures.get(each["name"], VerbFigures()))} for each in self._endpoints]
+            endpoints = [{**each, **_stats(figures.get(each["name"], VerbTotals()))} for each in self._endpoints]
             self._answer(message, "stats_response", {"started": self._started, "endpoints": endpoints})
 
     def _answer(self, message: Request, kind: str, fields: dict[str, Any]) -> None:
         self._replies.put(message.reply, orjson.dumps({"type": TYPE + kind, **self._identity, **fields}))
 
 
-def _stats(figures: VerbFigures) -> dict[str, Any]:
+def _stats(figures: VerbTotals) -> dict[str, Any]:
     nanoseconds = int(figures.seconds * 1e9)
     return {
         "num_requests": figures.requests,

@@ -45,7 +45,7 @@ from mediator.store.base import Transaction
 SESSION_SECONDS = 12 * 3600
 SESSION_TOPIC: Final = "sessions"
 SESSION_LOOK_SECONDS: Final = 2
-"""Between two looks for sign-outs at other instances whose announcement was lost."""
+"""Between two reads of sign-outs at other instances whose announcement was lost."""
 MAX_ENDED: Final = 10_000
 """Sessions that are kept; beyond, all that began as early as the first of them are over."""
 _ALL_BEFORE: Final = ""
@@ -214,7 +214,7 @@ class EndedSessions:
             await self._announcer.publish(b"")
 
     def _learn(self, more: Mapping[str, int]) -> None:
-        # Only ever adds: what was read before another look may be taken over after it.
+        # Only ever adds, so reads may be applied in any order.
         new = {digest: ends_at for digest, ends_at in more.items() if ends_at > self._ended.get(digest, -1)}
         if not new:
             return

@@ -22,7 +22,7 @@ from mediator.operate.records import AlarmView
 from mediator.store.base import Transaction
 
 LOOK_SECONDS: Final = 30
-"""Between two looks for problems."""
+"""Between two checks for problems."""
 KEPT_MS: Final = 7 * 86_400 * SECOND
 SAME_MS: Final = 300 * SECOND
 """A problem that is back within so long is the same alarm, so that one that comes and goes does not fill the list."""
@@ -89,18 +89,18 @@ def _read_finding(text: str) -> Finding:
 class Alarms:
     """Follows the problems of one instance. Used on the event loop."""
 
-    def __init__(self, broker: Broker, instance: str, look: Callable[[], Awaitable[Iterable[Finding]]]) -> None:
-        """``look`` returns what the doctor finds now."""
+    def __init__(self, broker: Broker, instance: str, find: Callable[[], Awaitable[Iterable[Finding]]]) -> None:
+        """``find`` returns what the doctor finds now."""
         self._broker = broker
         self._instance = instance
-        self._look = look
+        self._find_problems = find
         self._present: dict[str, Alarm] = {}
         self._ended: deque[Alarm] = deque(maxlen=MAX_ENDED)
         """In the order in which they ended."""
         self._unsaved: dict[tuple[str, int], Alarm] = {}
 
     async def open(self) -> None:
-        """Read the alarms from before a restart; those whose problem is gone end at the first look."""
+        """Read the alarms from before a restart; those whose problem is gone end at the first check."""
         for alarm in await self._broker.read(lambda tx, _now: tx.table(AlarmTable).read(self._instance)):
             if alarm.ended_at is None:
                 self._present[alarm.code] = alarm
@@ -111,10 +111,10 @@ class Alarms:
         """Look for problems; to be called each :data:`LOOK_SECONDS`."""
         now = self._broker.clock()
         found: dict[str, Finding] = {}
-        for finding in await self._look():
+        for finding in await self._find_problems():
             if finding.level is Level.PROBLEM and len(found) < MAX_PRESENT:
                 found.setdefault((finding.code or finding.text)[:_MAX_CODE], finding)
-        # While the store is lost, what is found in it is not looked for, and so not known to be gone.
+        # While the store is lost, what is found in it is unknown, and so not known to be gone.
         ended_codes = () if _STORE in found else self._present.keys() - found.keys()
         for code in ended_codes:
             ended = replace(self._present.pop(code), ended_at=now)
@@ -143,7 +143,7 @@ class Alarms:
             del self._unsaved[next(iter(self._unsaved))]
 
     async def _save(self, now: int) -> None:
-        """Keep what has changed; while the store cannot, it is tried again at the next look."""
+        """Keep what has changed; while the store cannot, it is tried again at the next check."""
         if not self._unsaved:
             return
         saved = dict(self._unsaved)

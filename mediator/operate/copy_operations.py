@@ -108,19 +108,19 @@ class CopyOperations:
     )
     async def _list(self, request: OperationRequest) -> Answer:
         wanted = request.get("tenant", "")
-        found = [each for each in await self._look() if wanted in ("", each[0].tenant)]
+        found = [each for each in await self._read_rules() if wanted in ("", each[0].tenant)]
         return {"rules": [self._show(rule, problem).to_json() for rule, problem in found]}
 
-    async def _look(self) -> list[tuple[CopyRule, str]]:
+    async def _read_rules(self) -> list[tuple[CopyRule, str]]:
         """Return all rules, each with why it has nowhere to copy to, if it has not."""
         rules = CopyRuleCache(self._broker.copy_rules.configured)
 
-        def look(tx: Transaction, now: int) -> list[tuple[CopyRule, str]]:
+        def read(tx: Transaction, now: int) -> list[tuple[CopyRule, str]]:
             rules.load(0, tx.copy_rules.stored())
             found = [(rule, copying.find_target(tx, rule, now)) for some in rules.by_tenant.values() for rule in some]
             return [(rule, target if isinstance(target, str) else "") for rule, target in found]
 
-        return await self._broker.read(look)
+        return await self._broker.read(read)
 
     def _show(self, rule: CopyRule, problem: str) -> CopyRuleView:
         counts = self._broker.copy_rules.counts.get((rule.tenant, rule.name), CopyCounts())
@@ -238,7 +238,7 @@ class CopyOperations:
 
     async def examine(self) -> list[Finding]:
         """Say which rules do not forward, or have nowhere to copy to: with `refuse`, what they match is refused."""
-        found = await self._look()
+        found = await self._read_rules()
         return [
             Finding(
                 Level.PROBLEM,

@@ -1,4 +1,4 @@
-"""What an operator has to know of the whole service: each finding once, with its remedy and the page that helps.
+"""What is wrong with the whole service now: findings with their remedies and the pages that help.
 
 ``mediator doctor`` and ``status``, the console's overview and the admin API show the same findings.
 """
@@ -18,7 +18,7 @@ from mediator.operate.diagnosis import Finding, Level
 from mediator.operate.units import format_count, format_duration, format_time
 
 RECENT_SECONDS: Final = 600
-"""Refusals are reported for so long."""
+"""How long refusals are reported."""
 TICK_SECONDS: Final = 10
 NAMED: Final = 3
 """Tenants, mailboxes or groups that one finding names."""
@@ -61,25 +61,25 @@ class RecentRefusals:
         """``counts`` returns how many requests were answered so far, by verb and outcome."""
         self._counts = counts
         self._by_tenant: Counter[str] = Counter()
-        self._before: deque[tuple[float, Counter[tuple[str, str]], Counter[str]]] = deque(
+        self._samples: deque[tuple[float, Counter[tuple[str, str]], Counter[str]]] = deque(
             maxlen=RECENT_SECONDS // TICK_SECONDS
         )
-        self._note()
+        self._sample()
 
     def refuse(self, tenant: str) -> None:
         """Count a message that a quota refused, on whatever door."""
         self._by_tenant[tenant] += 1
 
     async def tick(self) -> None:
-        """Note what was counted until now; to be called each :data:`TICK_SECONDS`."""
-        self._note()
+        """Sample the counters; to be called each :data:`TICK_SECONDS`."""
+        self._sample()
 
-    def _note(self) -> None:
-        self._before.append((time.monotonic(), self._counts(), Counter(self._by_tenant)))
+    def _sample(self) -> None:
+        self._samples.append((time.monotonic(), self._counts(), Counter(self._by_tenant)))
 
     def findings(self) -> Iterator[Finding]:
         """Yield one for each kind of refusal."""
-        at, counts, by_tenant = self._before[0]
+        at, counts, by_tenant = self._samples[0]
         since = format_duration(max(60, round(time.monotonic() - at)) * SECOND)
         tenants = Counter(self._by_tenant)
         tenants.subtract(by_tenant)
@@ -105,10 +105,10 @@ def readiness_findings(report: HealthReport) -> Iterator[Finding]:
     """Report the health checks."""
     if report.ready:
         yield Finding(Level.OK, f"The service is ready: {', '.join(report.checks)}.")
-    for name, said in report.checks.items():
-        if said != "ok":
+    for name, result in report.checks.items():
+        if result != "ok":
             advice, link = _CHECKS.get(name, ("The service's log says more.", ""))
-            yield Finding(Level.PROBLEM, f"{name}: {said}", advice, link, f"check_{name}")
+            yield Finding(Level.PROBLEM, f"{name}: {result}", advice, link, f"check_{name}")
 
 
 def backlog_findings(
@@ -150,11 +150,11 @@ def _tenant_quotas(backlog: Backlog, tenants: Iterable[str], quota_of: Callable[
         for tenant in {*tenants, *backlog.tenants}
     }
     fullest = sorted(uses, key=lambda tenant: -uses[tenant][0])
-    for least, most, level, words, advice in (
+    for low, high, level, words, advice in (
         (1.0, float("inf"), Level.PROBLEM, "used up, and what is above it is refused with quota_exceeded", _QUOTA),
         (NEARLY, 1.0, Level.NOTE, "nearly used up", _QUOTA),
     ):
-        if found := [tenant for tenant in fullest if least <= uses[tenant][0] < most]:
+        if found := [tenant for tenant in fullest if low <= uses[tenant][0] < high]:
             shown = ", ".join(f"tenant {tenant} {uses[tenant][1]}" for tenant in found[:NAMED])
             more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
             text = f"A quota is {words}: {shown}{more}."

@@ -58,10 +58,10 @@ ORDERS: Final = ("address", "depth", "size", "age", "rate")
 FRESH_SECONDS: Final = 4.0
 """What was read serves other requests for so long."""
 RATE_SECONDS: Final = 60.0
-"""Rates are of the time since an earlier look, which a later one replaces after so long."""
+"""Rates are of the time since an earlier snapshot, which is replaced after this time."""
 MIN_RATE_SECONDS: Final = 5.0
 MAX_KEPT: Final = 4
-"""Questions whose looks are remembered."""
+"""Listings that are remembered."""
 
 
 class MailboxOperations:
@@ -94,7 +94,7 @@ class MailboxOperations:
 
         whole = is_allowed(Right.READ_PAYLOAD)
 
-        def look(tx: Transaction, now: int) -> tuple[list[Mailbox], bool]:
+        def read(tx: Transaction, now: int) -> tuple[list[Mailbox], bool]:
             found: list[Mailbox] = []
             after = _page_end(tx, tenant or after_tenant, last, whole=whole)
             for name in [tenant] if tenant else tx.mailboxes.tenants():
@@ -103,7 +103,7 @@ class MailboxOperations:
                     found += _beginning_with(prefix, tx, name, start, limit + 1 - len(found), now, whole=whole)
             return found[:limit], len(found) > limit
 
-        found, more = await self._broker.read(look)
+        found, more = await self._broker.read(read)
         return {"mailboxes": [summarize(mailbox).to_json() for mailbox in found], "more": more}
 
     @operation(
@@ -167,9 +167,9 @@ class MailboxOperations:
 
     @operation("mailbox-show", Right.READ, "One mailbox in detail", MailboxView.schema(), fields=PLACE, path=_PATH)
     async def _show(self, request: OperationRequest) -> Answer:
-        return (await self._look(request)).view.to_json()
+        return (await self._inspect(request)).view.to_json()
 
-    async def _look(self, request: OperationRequest) -> Inspection:
+    async def _inspect(self, request: OperationRequest) -> Inspection:
         tenant, address = read_place(request)
         broker, bounds = self._broker, self._bounds(tenant)
         return await broker.read(lambda tx, now: inspect_mailbox(tx, tenant, address, bounds, now, broker.hooks))
@@ -239,7 +239,7 @@ class MailboxOperations:
         path=f"{_PATH}/doctor",
     )
     async def _doctor(self, request: OperationRequest) -> Answer:
-        found = await self._look(request)
+        found = await self._inspect(request)
         named = show_secret(found.mailbox.address, Right.READ_PAYLOAD)
         return {
             "findings": [
@@ -264,12 +264,12 @@ def read_place(request: OperationRequest) -> tuple[str, str]:
 async def find_address(broker: Broker, tenant: str, number: int) -> str | None:
     """Return the address of a tenant's mailbox by its number; None if no such mailbox lives."""
 
-    def look(tx: Transaction, now: int) -> str | None:
+    def read(tx: Transaction, now: int) -> str | None:
         mailbox = tx.mailboxes.by_no([number]).get(number)
         known = mailbox is not None and mailbox.tenant == tenant and mailbox.is_live(now)
         return mailbox.address or None if mailbox is not None and known else None
 
-    return await broker.read(look)
+    return await broker.read(read)
 
 
 def _page_end(tx: Transaction, tenant: str, last: str, *, whole: bool) -> str:
@@ -299,8 +299,8 @@ def _beginning_with(
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
-    """What one look found."""
+class _Snapshot:
+    """Mailboxes as one query read them."""
 
     at: float
     rows: list[MailboxRow]
@@ -310,21 +310,21 @@ class _Look:
 
 
 @dataclass(slots=True)
-class _Question:
-    """The last look for a tenant and a prefix, and what an earlier one counted, for rates."""
+class _Listing:
+    """The last snapshot for a tenant and a prefix, and the counts of an earlier one, for rates."""
 
-    look: _Look
+    snapshot: _Snapshot
     since: float
     counts: "dict[int, _Flow]"
 
 
 class RankingOperations:
-    """The operation, and the looks that it compares."""
+    """The operation, and the snapshots that it compares."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._questions: OrderedDict[tuple[str, str], _Question] = OrderedDict()
-        self._looking = asyncio.Lock()
+        self._questions: OrderedDict[tuple[str, str], _Listing] = OrderedDict()
+        self._list_lock = asyncio.Lock()
 
     @operation(
         "mailbox-rank",
@@ -349,11 +349,11 @@ class RankingOperations:
         skip, limit = request["skip"], request["limit"]
         order = request.get("order", "")
         # One at a time: each may read thousands of rows.
-        async with self._looking:
-            question = await self._ask(tenant, prefix)
-        look = question.look
-        rates = _rates(question)
-        now = look.at * 1000
+        async with self._list_lock:
+            listing = await self._ask(tenant, prefix)
+        snapshot = listing.snapshot
+        rates = _rates(listing)
+        now = snapshot.at * 1000
         keys = {
             "depth": lambda row: -row.messages,
             "size": lambda row: -row.bytes,
@@ -361,10 +361,10 @@ class RankingOperations:
             "rate": lambda row: -rates.get(row.no, _NO_RATES).came,
         }
         if is_allowed(Right.READ_PAYLOAD):
-            rows = look.rows
+            rows = snapshot.rows
         else:
-            # By what is shown: the order of the addresses would tell about the rest of them.
-            rows = [row for row in look.rows if finds_address(prefix, row.address, whole=False)]
+            # By what is shown: the order of the addresses would reveal the rest of them.
+            rows = [row for row in snapshot.rows if finds_address(prefix, row.address, whole=False)]
             rows.sort(key=lambda row: (row.tenant, redact(row.address)))
         if order in keys:
             rows = sorted(rows, key=keys[order])
@@ -376,21 +376,21 @@ class RankingOperations:
             "complete": len(rows) < LOOKED_AT,
         }
 
-    async def _ask(self, tenant: str, prefix: str) -> _Question:
-        question = self._questions.pop((tenant, prefix), None)
+    async def _ask(self, tenant: str, prefix: str) -> _Listing:
+        listing = self._questions.pop((tenant, prefix), None)
         now = time.time()
-        if question is None or now - question.look.at > FRESH_SECONDS:
-            look = _Look(now, await self._broker.read(lambda tx, at: _list_rows(tx, tenant, prefix, at)))
-            if question is None or now - question.look.at > RATE_SECONDS:
-                question = _Question(look, now, look.counts())
-            elif now - question.since > RATE_SECONDS:
-                question = _Question(look, question.look.at, question.look.counts())
+        if listing is None or now - listing.snapshot.at > FRESH_SECONDS:
+            snapshot = _Snapshot(now, await self._broker.read(lambda tx, at: _list_rows(tx, tenant, prefix, at)))
+            if listing is None or now - listing.snapshot.at > RATE_SECONDS:
+                listing = _Listing(snapshot, now, snapshot.counts())
+            elif now - listing.since > RATE_SECONDS:
+                listing = _Listing(snapshot, listing.snapshot.at, listing.snapshot.counts())
             else:
-                question.look = look
-        self._questions[tenant, prefix] = question
+                listing.snapshot = snapshot
+        self._questions[tenant, prefix] = listing
         while len(self._questions) > MAX_KEPT:
             self._questions.popitem(last=False)
-        return question
+        return listing
 
 
 def _list_rows(tx: Transaction, tenant: str, prefix: str, now: int) -> list[MailboxRow]:
@@ -410,15 +410,15 @@ class _Flow(NamedTuple):
 _NO_RATES: Final = _Flow(0, 0)
 
 
-def _rates(question: _Question) -> dict[int, _Flow]:
-    """Return what came and left in a second since the earlier look, for the mailboxes that were there."""
-    spent = question.look.at - question.since
+def _rates(listing: _Listing) -> dict[int, _Flow]:
+    """Return what came and left in a second since the earlier snapshot, for the mailboxes that were there."""
+    spent = listing.snapshot.at - listing.since
     if spent < MIN_RATE_SECONDS:
         return {}
-    before = question.counts
+    before = listing.counts
     return {
         no: _Flow((now.came - before[no].came) / spent, (now.left - before[no].left) / spent)
-        for no, now in question.look.counts().items()
+        for no, now in listing.snapshot.counts().items()
         if no in before
     }
 

@@ -64,7 +64,7 @@ MAX_TEST = 32 * 1024
 LANE_CHUNKS = 10
 """Reads of :data:`MAX_LISTED` messages for one list of a single lane; the next page goes on behind them."""
 COUNTED = 1000
-"""Messages by which the first page says what fills a mailbox."""
+"""Messages from which the first page counts lanes, keys and tags."""
 MAX_DELAYED = 10_000
 MAX_DELAY_SECONDS = 366 * 86400
 FREQUENT = 5
@@ -253,7 +253,7 @@ class MessageOperations:
         to_address = writable_address(request["to_address"], "to_address")
         ids = sorted(set(Fields(request).numbers("msg_ids", MAX_IDS) or ()))
         count, until = 0, time.monotonic() + TRANSFER_ENDS
-        # Without any, both addresses are looked at all the same.
+        # Even without messages, both addresses are checked.
         while True:
             part = Transfer(tenant, address, to_address, ids, keep)
             try:
@@ -263,7 +263,7 @@ class MessageOperations:
             except MediatorError as error:
                 if not count:
                     raise
-                # What is done is done: whoever copies all of them again would have some twice.
+                # Reported, not raised: whoever repeats the whole request would have the first ones twice.
                 return count, f"it stopped before message {ids[0]}: {error}"
             count += found.count
             if found.refused is not None:
@@ -291,11 +291,11 @@ class MessageOperations:
         tenant, address = read_place(request)
         limit = request["limit"]
 
-        def look(tx: Transaction, now: int) -> tuple[Sequence[DelayedRow], int]:
+        def read(tx: Transaction, now: int) -> tuple[Sequence[DelayedRow], int]:
             mailbox = get_live_mailbox(tx, tenant, address, now)
             return tx.delays.soonest(mailbox, MAX_DELAYED, limit), tx.delays.usage(mailbox, now).messages
 
-        found, waiting = await self._broker.read(look)
+        found, waiting = await self._broker.read(read)
         rows = [DelayedMessage.of(each).to_json() for each in found]
         return {"messages": rows, "complete": waiting <= min(limit, MAX_DELAYED)}
 
@@ -310,7 +310,7 @@ def _frequent(names: Iterable[str | None]) -> list[Answer]:
 
 
 class DeadOperations:
-    """The operations on what a group could not process, and on what its members hold now."""
+    """Operations on the dead messages of a group, and on the leases of its members."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -332,15 +332,15 @@ class DeadOperations:
         name = request.get("group_name", "")
         question = Query(tenant, address, limit=limit, budget=DEAD_BUDGET, dead_for=name)
 
-        def look(tx: Transaction, now: int) -> tuple[int | None, list[DeadMessage]]:
+        def read(tx: Transaction, now: int) -> tuple[int | None, list[DeadMessage]]:
             found = query(tx, question, now)
             group = tx.groups.find(get_live_mailbox(tx, tenant, address, now), name)
             ends = {} if group is None else {x.msg_id: x.until for x in tx.leases.get(group, [m.msg_id for m in found])}
             dead = [_dead(message, ends.get(message.msg_id, now)) for message in found]
             return None if group is None else group.max_deliver, dead
 
-        most, dead = await self._broker.read(look)
-        return {"messages": [each.to_json() for each in dead], "max_deliver": most}
+        max_deliver, dead = await self._broker.read(read)
+        return {"messages": [each.to_json() for each in dead], "max_deliver": max_deliver}
 
     @operation(
         "dead-redrive",
@@ -424,12 +424,12 @@ class DeadOperations:
         key, name = read_place(request), request.get("group_name", "")
         ids = Fields(request).numbers("msg_ids", MAX_IDS)
         if ids is None:
-            # What is held now, once: workers fetch again what was given back a moment ago.
-            most = MAX_LEASED + MAX_GIVEN_BACK
-            held = await self._broker.read(lambda tx, now: settling.running_leases(tx, *key, name, most, now))
+            # Read once: workers may fetch again what was given back a moment ago.
+            max_held = MAX_LEASED + MAX_GIVEN_BACK
+            held = await self._broker.read(lambda tx, now: settling.running_leases(tx, *key, name, max_held, now))
             ids = [each.msg_id for each in held]
         released = 0
-        # Without any, the mailbox and the group are looked at all the same.
+        # Even without messages, mailbox and group are checked.
         for start in range(0, max(1, len(ids)), DEAD_SLICE):
             part = Nack(*key, name, ids[start : start + DEAD_SLICE])
             released += await self._broker.write(partial(_nack, part), key, even_when_full=True)

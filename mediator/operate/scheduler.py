@@ -216,7 +216,7 @@ class Scheduler:
         self.beat_at = time.monotonic()
 
     async def _look_for_due(self) -> None:
-        self.releaser.look()
+        self.releaser.check_store()
 
     async def _keep_house(self) -> None:
         self._keeping.call()
@@ -420,10 +420,10 @@ class Releaser:
     def start(self) -> None:
         """Release what is due already, and set the timer for the rest."""
         self._broker.listen(self._committed, "due")
-        self.look()
+        self.check_store()
 
-    def look(self) -> None:
-        """Check the store: another instance may have delayed mail, or the clock was set."""
+    def check_store(self) -> None:
+        """Release what is due: another instance may have delayed mail, or the clock was set."""
         self._task.call()
 
     async def stop(self) -> None:

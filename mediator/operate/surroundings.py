@@ -44,7 +44,7 @@ class PublicUrl:
     proof: Callable[[], str]
     """Returns what the answer to a GET of the URL contains if it comes from this service or one like it."""
     problem: str = ""
-    """Why it was not reached at the last look."""
+    """Why it was not reached at the last check."""
     certificate_ends: datetime | None = None
 
 
@@ -58,19 +58,19 @@ class Surroundings:
         self._certificates = certificates
         self._urls: list[PublicUrl] = []
         self._skew = 0.0
-        self._looked = False
-        self._looking = asyncio.Lock()
+        self._checked = False
+        self._checking = asyncio.Lock()
 
     def watch_url(self, option: str, url: str, proof: Callable[[], str]) -> None:
         """Check from now on that a URL of the settings leads here; see :class:`PublicUrl`."""
         self._urls.append(PublicUrl(option, url, proof))
 
-    async def look(self) -> None:
-        """Look at everything once."""
-        async with self._looking:
-            await self._look()
+    async def check(self) -> None:
+        """Check everything once."""
+        async with self._checking:
+            await self._check()
 
-    async def _look(self) -> None:
+    async def _check(self) -> None:
         await asyncio.gather(self._compare_clocks(), *(self._try(each) for each in self._urls))
         now = datetime.now(UTC)
         files = await asyncio.to_thread(lambda: dict(read_certificates(self._certificates)))
@@ -81,7 +81,7 @@ class Surroundings:
                 ends[each.option] = each.certificate_ends
         for option, end in ends.items():
             self._metrics.certificate_seconds.labels(option).set((end - now).total_seconds())
-        self._looked = True
+        self._checked = True
 
     async def _compare_clocks(self) -> None:
         # What is wrong with the store is for the health check to say.
@@ -101,11 +101,11 @@ class Surroundings:
         watched.problem = problem
 
     async def examine(self) -> list[Finding]:
-        """Return what the last look found; the first one is waited for, at most 22 s: silence is no good news."""
-        if not self._looked:
-            async with self._looking:
-                if not self._looked:
-                    await self._look()
+        """Return what the last check found; waits for the first one, 22 s at most."""
+        if not self._checked:
+            async with self._checking:
+                if not self._checked:
+                    await self._check()
         return [*self._examine_urls(), *self._examine_clock()]
 
     def _examine_urls(self) -> Iterator[Finding]:

@@ -42,7 +42,7 @@ MAX_ENTRIES: Final = 1000
 DELETE_SECONDS: Final = 3600.0
 """For the deletion of a tenant's mail."""
 RATE_SECONDS: Final = 60.0
-"""Rates are of the time since an earlier look, which a later one replaces after so long."""
+"""Rates are of the time since an earlier sample, which is replaced after this time."""
 MIN_RATE_SECONDS: Final = 2.0
 _COST: Final = 5
 """Of bcrypt. Passwords are 24 random bytes, which no number of attempts finds, and nats-server checks each connect."""
@@ -65,8 +65,8 @@ class TenantOperations:
         self._settings = settings
         self._directory = directory
         self._updater = updater
-        self._looks: dict[str, list[tuple[float, int]]] = {}
-        """When it was looked at how many messages a tenant had sent: the look that rates are of, and one after it."""
+        self._samples: dict[str, list[tuple[float, int]]] = {}
+        """How many messages a tenant had sent, and when: the sample that rates are computed from, and a newer one."""
 
     # Looking.
 
@@ -84,9 +84,9 @@ class TenantOperations:
     )
     async def _list(self, request: OperationRequest) -> Answer:
         directory, after, prefix = self._directory, request.get("after", ""), request.get("prefix", "")
-        most = request["limit"]
+        max_listed = request["limit"]
 
-        def look(tx: Transaction, now: int) -> Answer:
+        def read(tx: Transaction, now: int) -> Answer:
             known = {*directory.names, *directory.removed}
             asked = sorted(name for name in known if name > after and name.startswith(prefix))
             found: list[TenantView] = []
@@ -94,13 +94,13 @@ class TenantOperations:
             for name in asked:
                 if directory.is_removed(name) and not tx.mailboxes.held(name, 1):
                     continue
-                if more := len(found) == most or room <= 0:
+                if more := len(found) == max_listed or room <= 0:
                     break
                 found.append(one := self._look_at(tx, name, now))
                 room -= len(one.users) + len(one.tokens) + len(one.accounts)
             return {"tenants": [one.to_json() for one in found], "more": more, "external": self._external}
 
-        return await self._broker.read(look)
+        return await self._broker.read(read)
 
     @operation(
         "tenant-show",
@@ -113,31 +113,31 @@ class TenantOperations:
     async def _show(self, request: OperationRequest) -> Answer:
         name = request.get("tenant", "")
 
-        def look(tx: Transaction, now: int) -> Answer:
+        def read(tx: Transaction, now: int) -> Answer:
             if name not in self._directory.names and not (
                 self._directory.is_removed(name) and tx.mailboxes.held(name, 1)
             ):
                 raise NoSuchTenantError(name)
             return {**self._look_at(tx, name, now).to_json(), "external": self._external}
 
-        return await self._broker.read(look)
+        return await self._broker.read(read)
 
     @property
     def _external(self) -> bool:
         return self._settings.nats_url is not None
 
     def _rate(self, tenant: str) -> float | None:
-        """Return messages a second since an earlier look; None: it is not limited, or this is the first look."""
+        """Return messages a second since an earlier sample; None: it is not limited, or this is the first sample."""
         sent, now = self._broker.quotas.sent(tenant), time.monotonic()
         if sent is None or not self._directory.quota(tenant).rate:
-            self._looks.pop(tenant, None)
+            self._samples.pop(tenant, None)
             return None
-        looks = self._looks.get(tenant)
-        if looks is None or now - looks[-1][0] > 2 * RATE_SECONDS:
-            looks = self._looks[tenant] = [(now, sent)]
-        elif now - looks[-1][0] > RATE_SECONDS:
-            looks = self._looks[tenant] = [looks[-1], (now, sent)]
-        at, before = looks[0]
+        samples = self._samples.get(tenant)
+        if samples is None or now - samples[-1][0] > 2 * RATE_SECONDS:
+            samples = self._samples[tenant] = [(now, sent)]
+        elif now - samples[-1][0] > RATE_SECONDS:
+            samples = self._samples[tenant] = [samples[-1], (now, sent)]
+        at, before = samples[0]
         return (sent - before) / (now - at) if now - at >= MIN_RATE_SECONDS and sent >= before else None
 
     def _look_at(self, tx: Transaction, name: str, now: int) -> TenantView:

@@ -329,7 +329,7 @@ class PostgresStore:
 
     def checkpoint(self) -> None:
         """The server does that itself; keep room on its disk, or look for it."""
-        self._reserve.look()
+        self._reserve.update()
 
     def scrub(self, rewrite: bool) -> bool:
         """The server's VACUUM does that, and its log is its own."""

@@ -55,7 +55,7 @@ class PostgresReserve:
         self._connect = connect
         self._kept: Connection | None = None
         """Opened while there is room: a full disk may refuse a new one, for which the server writes a file."""
-        self._look_at = 0.0
+        self._update_at = 0.0
         self.short = False
         """Whether the disk is full: what would add to the database is refused."""
 
@@ -64,16 +64,16 @@ class PostgresReserve:
         if not self.short:
             _log.error("the disk of the database is full: no mail is accepted until there is room again")
             self.short = True
-            self._look_at = time.monotonic() + LOOK_SECONDS
+            self._update_at = time.monotonic() + LOOK_SECONDS
         with _logged_errors():
             self._keep_connection().execute(_GIVE_BACK)
 
-    def look(self) -> None:
+    def update(self) -> None:
         """Reserve what there is room for; on a full disk, first find out whether mail has room again."""
         now = time.monotonic()
-        if now < self._look_at:
+        if now < self._update_at:
             return
-        self._look_at = now + (LOOK_SECONDS if self.short else GROW_SECONDS)
+        self._update_at = now + (LOOK_SECONDS if self.short else GROW_SECONDS)
         with _logged_errors(), closing(self._connect()) as connection:
             self._keep_connection()
             if self.short:

@@ -1,4 +1,4 @@
-"""What is kept of a tenant that was made while the service runs, and its table; no secret is among it (A6)."""
+"""Tenants that were added while the service runs, and their table; it holds no secret in clear (A6)."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -45,7 +45,7 @@ class Tenant:
     created_at: int
     removed_at: int | None = None
     quotas: Mapping[str, int] = field(default_factory=dict)
-    """Those that differ from what holds for all; 0 is without a limit."""
+    """Those that differ from the default; 0: unlimited."""
     users: tuple[TenantUser, ...] = ()
     tokens: tuple[TenantToken, ...] = ()
     accounts: tuple[str, ...] = ()
@@ -58,12 +58,12 @@ class Tenant:
 
 
 def encode(tenant: Tenant) -> str:
-    """Write a tenant as it is kept."""
+    """Encode a tenant for its row."""
     return orjson.dumps(asdict(tenant)).decode()
 
 
 def decode(state: str) -> Tenant:
-    """Read a tenant; fields that a newer version wrote are passed over."""
+    """Decode a tenant; fields that only a newer version knows are ignored."""
     kept = orjson.loads(state)
     made: dict[str, Any] = {one.name: kept[one.name] for one in fields(Tenant) if one.name in kept}
     made["users"] = tuple(_read(TenantUser, user) for user in kept["users"])

@@ -14,8 +14,8 @@ from mediator.store.snapshots import Snapshots, SqliteSnapshots
 from mediator.store.sqlite import STORE_EVERY
 from mediator.verify.checks import RECOUNT, Damage, DamageKind, Installation, Progress, RowCheck, VerifyCheck, orphans
 
-COUNTERS = DamageKind("mailbox_counters", "Mailboxes count other messages or bytes than they hold.", RECOUNT)
-DEDUP_COUNT = DamageKind("dedup_count", "Mailboxes count other deduplication ids than they remember.", RECOUNT)
+COUNTERS = DamageKind("mailbox_counters", "Counters of mailboxes do not match their messages or bytes.", RECOUNT)
+DEDUP_COUNT = DamageKind("dedup_count", "Counters of mailboxes do not match their deduplication ids.", RECOUNT)
 HELD = DamageKind("held_counters", "The messages counted for a wallet's key differ from those that wait.", RECOUNT)
 NEXT_ID = DamageKind("next_id", "The next msg_id of mailboxes does not follow their messages.")
 ID_AHEAD = DamageKind("id_ahead", "Rows name a msg_id that their mailbox has not given yet: messages were lost.")
@@ -26,7 +26,7 @@ ORPHANS = DamageKind(
 )
 VALUES = DamageKind("message_values", "Messages have an impossible lane, number or time.")
 PAYLOAD = DamageKind("payload_missing", "Messages have no payload.")
-SIZE = DamageKind("payload_size", "Messages have another size than their row says: their content was changed.")
+SIZE = DamageKind("payload_size", "Messages are larger or smaller than their row says: their content was changed.")
 EXTRA = DamageKind("message_details", "Headers or details of messages cannot be read, or have another size.")
 ORDER = DamageKind("message_order", "Messages have an earlier time than one before them: FETCH by time misses some.")
 BODIES = DamageKind("shared_payloads", "Payloads that messages share are counted wrong: some may be lost, or stay.")
@@ -83,7 +83,7 @@ def mailbox_checks() -> list[VerifyCheck]:
             "SELECT no, dedup_ids, there FROM (SELECT no, dedup_ids, count(seq) AS there FROM mailbox"
             " LEFT JOIN dedup ON dedup.mailbox_no = no WHERE address IS NOT NULL AND {no} GROUP BY no) AS counted"
             " WHERE dedup_ids <> there",
-            "mailbox {0} counts {1}, and remembers {2}",
+            "mailbox {0} counts {1}, and has {2}",
         ),
         RowCheck(
             HELD,
@@ -158,7 +158,7 @@ def mailbox_checks() -> list[VerifyCheck]:
             "SELECT no, refs, coalesce(used, 0) FROM body LEFT JOIN (SELECT body_no, count(*) AS used FROM message"
             " WHERE body_no IS NOT NULL GROUP BY body_no) AS uses ON body_no = no WHERE {no}"
             " AND refs <> coalesce(used, 0)",
-            "payload {0} counts {1} messages, and {2} have it",
+            "payload {0} counts {1} messages, and {2} share it",
             slice_rows=10_000_000,
         ),
         RowCheck(
@@ -233,7 +233,7 @@ class NextIds(RowCheck):
             "mailbox.no message.mailbox_no",
             "SELECT no, next_id, count(*), max(msg_id) FROM mailbox JOIN message ON message.mailbox_no = no"
             " AND msg_id >= next_id WHERE {no} GROUP BY no",
-            "mailbox {0} goes on with {1} or later, and has {2} messages up to {3}",
+            "mailbox {0} would give {1} or later next, and has {2} messages from there up to {3}",
             judge=_skips,
         )
 
@@ -314,7 +314,7 @@ def _find_missing(database: Snapshots, migrations_of_parts: Mapping[str, Path]) 
         migrate(empty, migrations_of_parts)
         wanted = SqliteSnapshots(empty.connection())
         columns, indexes = wanted.columns(), wanted.indexes()
-    # SQLite keeps numbers of its own; PostgreSQL has no column for a row's place.
+    # sqlite_sequence is SQLite's own table; message.id does not exist on PostgreSQL.
     own = {"sqlite_sequence"}
     has = database.columns()
     tables = {table for table, _ in has}

@@ -1,4 +1,4 @@
-"""DID documents, old and new, read into the one form that the door needs: keys and endpoints.
+"""Parses DID documents, old and new, into keys and endpoints.
 
 Keys of unknown types and services of other protocols are skipped, not refused: many programs share a document.
 """

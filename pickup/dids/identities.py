@@ -108,7 +108,7 @@ class OwnIdentities:
         self._index = IdentityIndex()
         self._renewing = asyncio.Lock()
         self._renewed = float("-inf")
-        self._looked = time.monotonic()
+        self._loaded_at = time.monotonic()
 
     @classmethod
     async def open(
@@ -170,8 +170,8 @@ class OwnIdentities:
 
         Raises :class:`EnvelopeError` when it is not ours.
         """
-        if time.monotonic() - self._looked >= LOOK_SECONDS:
-            await self._look()
+        if time.monotonic() - self._loaded_at >= LOOK_SECONDS:
+            await self._reload()
         identity = self._identity_of(recipient)
         if identity is None and names.is_ed25519(recipient) and "#" not in recipient:
             invitation = await self._mediation.find_invitation(recipient)
@@ -230,7 +230,7 @@ class OwnIdentities:
             if self._renewed < since:
                 await asyncio.sleep(self._renewed + RENEW_SECONDS - time.monotonic())
                 self._renewed = time.monotonic()
-                await self._look()
+                await self._reload()
         return len(self._index.secrets) > before
 
     async def long_form(self, short: str) -> str | None:
@@ -242,7 +242,7 @@ class OwnIdentities:
                 return connection.their_did
         return None
 
-    async def _look(self) -> None:
+    async def _reload(self) -> None:
         self._take(await self._mediation.read(lambda tx, _now: tx.identities.all()))
 
     def _settle(self, tx: MediationTransaction, now: int) -> list[StoredIdentity]:
@@ -268,7 +268,7 @@ class OwnIdentities:
 
     def _take(self, kept: Iterable[StoredIdentity]) -> None:
         """Replace the index by the state of the store, all at once."""
-        self._looked = time.monotonic()
+        self._loaded_at = time.monotonic()
         kept = sorted(kept, key=lambda identity: identity.no)
         # Identities are never removed: fewer of them come from an earlier read.
         if kept == self._kept or len(kept) < len(self._kept):

@@ -101,11 +101,11 @@ def _count(counts: dict[str, Counter[str]], view: ConnectionView, now: int) -> N
     counts["created"][_age(now - connection.created_at)] += 1
     counts["seen"][_age(now - view.seen_at)] += 1
     waiting = 0 if view.mailbox is None else view.mailbox.messages
-    counts["queues"][next((name for name, most in QUEUES if waiting <= most), LONGER)] += 1
+    counts["queues"][next((name for name, limit in QUEUES if waiting <= limit), LONGER)] += 1
 
 
 def _age(span: int) -> str:
-    return next((name for name, most in AGES if span < most), OLDER)
+    return next((name for name, limit in AGES if span < limit), OLDER)
 
 
 class OperationTenants:
@@ -155,8 +155,8 @@ class ConnectionOperations:
         self._mediation = mediation
         self._sessions = sessions
         self._tenants = tenants
-        self._looking = asyncio.Lock()
-        self._look: tuple[tuple[str, str, bool], float, list[ConnectionRow]] = _NOTHING
+        self._search_lock = asyncio.Lock()
+        self._found_rows: tuple[tuple[str, str, bool], float, list[ConnectionRow]] = _NOTHING
         """The last question, when it was asked, and what was found."""
 
     @operation(
@@ -223,16 +223,16 @@ class ConnectionOperations:
         }
 
     async def _find_rows(self, tenant: str, text: str) -> list[ConnectionRow]:
-        """Look one at a time, as each look reads thousands of rows."""
+        """Search one at a time: each reads thousands of rows."""
         asked = tenant, text, is_allowed(Right.READ_PAYLOAD)
-        async with self._looking:
-            question, at, rows = self._look
+        async with self._search_lock:
+            question, at, rows = self._found_rows
             now = time.monotonic()
             if question != asked or now - at > FRESH_SECONDS:
                 rows = await self._mediation.read(
                     lambda tx, _now: listing.find_rows(tx, tenant, text, LOOKED_AT, whole_addresses=asked[2])
                 )
-                self._look = asked, now, rows
+                self._found_rows = asked, now, rows
             return rows
 
     @operation(
@@ -273,7 +273,7 @@ class ConnectionOperations:
         tenant, no = await self._tenants.of(request), request["connection"]
         await self._mediation.disconnect(tenant, no)
         # Whoever removed it finds it no more, also in a list that is not read again yet.
-        self._look = _NOTHING
+        self._found_rows = _NOTHING
         return {"connection": no, "removed": True}
 
     def _listed(self, view: ConnectionView) -> dict[str, Any]:

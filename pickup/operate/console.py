@@ -311,5 +311,5 @@ async def _send_hours(page_request: PageRequest) -> PageContent:
 
 async def _draw(url: str) -> str:
     """Return the QR code of a URL as the URL of an image; empty for one that is too long."""
-    image = await asyncio.to_thread(qr.drawn, url)
+    image = await asyncio.to_thread(qr.cached_png, url)
     return "" if image is None else f"data:image/png;base64,{base64.b64encode(image).decode()}"

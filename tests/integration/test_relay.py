@@ -224,7 +224,7 @@ async def test_after_all_attempts_mail_waits_for_mail_or_holder(home: Setup) -> 
     await home.idle()
     assert (home.endpoint.got, home.pauses.taken) == ([b"1"] * tries, list(endpoint_relay.PAUSES))
     assert await home.waits(holder) == [b"1"]
-    home.relay.look(holder)
+    home.relay.deliver_to(holder)
     await until(lambda: home.counted("gave_up") == 2)
     await home.idle()
     await home.forward(b"2")
@@ -303,7 +303,7 @@ async def test_addresses_inside_are_not_called_and_the_mail_stays() -> None:
 @pytest.mark.parametrize("endpoint", [None, "didcomm:transport/queue", "did:example:mediator", "file:///etc/passwd"])
 async def test_who_has_no_endpoint_is_not_relayed_to(home: Setup, endpoint: str | None) -> None:
     holder, _other = await home.holder(1, endpoint), await home.holder(2)
-    home.relay.look(holder)
+    home.relay.deliver_to(holder)
     await home.forward(b"1")
     await home.forward(b"2", to=key(2))
     assert await home.endpoint.count(1) == [b"2"]

@@ -54,7 +54,7 @@ async def look(inner: Core, url: str) -> tuple[list[Finding], Metrics]:
     metrics = Metrics()
     watch = Surroundings(inner.broker, metrics, {})
     watch.watch_url(OPTION, url, lambda: PROOF)
-    await watch.look()
+    await watch.check()
     return await watch.examine(), metrics
 
 
@@ -111,7 +111,7 @@ async def test_whoever_asks_early_gets_what_the_first_look_finds(tmp_path: Path)
         await web.TCPSite(runner, "127.0.0.1", port).start()
         watch = Surroundings(inner.broker, Metrics(), {})
         watch.watch_url(OPTION, f"http://127.0.0.1:{port}", lambda: PROOF)
-        first = asyncio.create_task(watch.look())
+        first = asyncio.create_task(watch.check())
         await asked.wait()
         early = asyncio.create_task(watch.examine())
         go.set()
@@ -172,7 +172,7 @@ def never_closing(tls: ssl.SSLContext, answer: bytes) -> Iterator[int]:
             thread.join()
 
 
-async def test_a_server_that_never_closes_holds_up_no_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_never_closes_holds_up_no_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = issue(tmp_path)
     monkeypatch.setenv("SSL_CERT_FILE", str(made.authority))
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -197,7 +197,7 @@ async def test_a_clock_that_differs_is_a_problem(tmp_path: Path, monkeypatch: py
             monkeypatch.setattr(inner.broker, "read", read)
             metrics = Metrics()
             watch = Surroundings(inner.broker, metrics, {})
-            await watch.look()
+            await watch.check()
             assert [each.text for each in await watch.examine()] == texts
             skew = metrics.registry.get_sample_value("mediator_clock_skew_seconds")
             assert skew == pytest.approx(ahead, abs=1)

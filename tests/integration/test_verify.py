@@ -242,7 +242,7 @@ def test_the_command_prints_damage_and_fails(data_dir: Path, monkeypatch, capsys
     execute(data_dir, "UPDATE mailbox SET messages = messages + 1")
     code, text = called()
     assert code == 1
-    assert "mailbox_counters, 3 times: Mailboxes count other messages" in text
+    assert "mailbox_counters, 3 times: Counters of mailboxes do not match" in text
     code, text = called("--json")
     report = json.loads(text)
     assert code == 1

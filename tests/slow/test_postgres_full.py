@@ -126,7 +126,7 @@ def test_a_server_that_refuses_connections_is_no_error():
     reserve = postgres_reserve.PostgresReserve(lambda: psycopg.connect("host=127.0.0.1 port=1 connect_timeout=5"))
     reserve.give_back()
     assert reserve.short
-    reserve.look()
+    reserve.update()
     assert reserve.short
     reserve.close()
 

@@ -44,7 +44,7 @@ def test_reserved_tokens_are_paid_back_before_others_are_taken():
 
 def test_full_buckets_are_dropped_and_their_number_is_bounded():
     clock = Clock()
-    limiter = RateLimiter(1, 5, most=100, clock=clock)
+    limiter = RateLimiter(1, 5, max_buckets=100, clock=clock)
     for number in range(1000):
         limiter.take(number)
         assert len(limiter) <= 100
