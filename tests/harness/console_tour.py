@@ -115,6 +115,7 @@ async def fill(service: Service) -> None:
         hidden = await client.create()
         await hidden.register({"name": "Flood Watch", "description": "Warns of floods and storms.", "ttl": 3600})
     await until(lambda: embedded(service), what="the agents are found by meaning")
+    await until(lambda: expired(service), what="short-lived mail is over, so that no page loses a row by itself")
     quotas = {"mailboxes": 50, "messages": 1000, "bytes": 1 << 20, "rate": 2000}
     await _told(service, "tenant-add", tenant="acme", users=["ann", "bob"], tokens=["shop"], quotas=quotas)
     password = (await _told(service, "tenant-rotate", tenant="acme", users=["ann"], grace_ms=3_600_000))["passwords"]
@@ -135,6 +136,12 @@ async def embedded(service: Service) -> bool:
     """Return whether all agents have vectors, or none will have some."""
     found = await send_command(service.data_dir, "registry")
     return found["model"] is None or bool(found["embedded"] == found["agents"] > 0)
+
+
+async def expired(service: Service) -> bool:
+    """Return whether the mailbox holds no message any more that expires."""
+    listed = await _told(service, "message-list", tenant="default", mail_address="orders.eu", limit=100)
+    return all(message["expire_at"] is None for message in listed["messages"])
 
 
 @asynccontextmanager
