@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import lru_cache
 
 import structlog
 
@@ -32,6 +33,7 @@ _QUEUED = frozenset({EventType.STORED, EventType.DELAYED})
 log = structlog.get_logger("didcomm.use")
 
 
+@lru_cache(maxsize=256)
 def client_family(user_agent: str) -> str:
     """Return the first product of a User-Agent, empty for none: the peer chose it, so it is short and plain."""
     match = _PRODUCT.match(user_agent)

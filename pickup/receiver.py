@@ -12,6 +12,7 @@ from mediator.errors import (
     EnvelopeError,
     MediatorError,
     RateLimitedError,
+    TenantRefusedError,
     UnresolvedDidError,
 )
 from mediator.fields import whole_number
@@ -150,8 +151,9 @@ class ReplySender:
         if envelope.generation is Generation.V1:
             plaintext = encode(write(reply, Generation.V1, envelope.recipient, envelope.sender))
             return await self._envelopes.seal_v1(plaintext, [envelope.sender], envelope.recipient)
-        written = write(reply, Generation.V2, envelope.my_did, envelope.sender)
-        return await self._envelopes.seal_v2(written, envelope.sender, envelope.my_did)
+        my_did = envelope.my_did
+        written = write(reply, Generation.V2, my_did, envelope.sender)
+        return await self._envelopes.seal_v2(written, envelope.sender, my_did)
 
     async def _send_to_endpoint(self, request: InboundRequest, sealed: bytes) -> None:
         """Send a reply to the endpoint of its receiver, if it has one."""
@@ -235,7 +237,7 @@ class MessageReceiver:
         """
         request, error = await self._identify(await self._context.envelopes.open(data), channel)
         rotation = prior = None
-        if error is None:
+        if error is None and request.message.from_prior is not None and request.message.type.name != "forward":
             rotation, error = await self._read_rotation(request)
         if rotation is not None:
             prior = await request.mediation.find_connection(request.tenant, rotation.prior_did)
@@ -262,8 +264,8 @@ class MessageReceiver:
         """Find out for whom and from whom a message is; of one that cannot be read, also what is wrong (D8, D12)."""
         context = self._context
         tenant = await context.identities.tenant_of(opened.recipient)
-        if self._tenants is not None:
-            self._tenants.check(tenant)
+        if self._tenants is not None and self._tenants.directory.is_removed(tenant):
+            raise TenantRefusedError
         message, unreadable = None, None
         try:
             message = read(opened.plaintext, opened.generation)
@@ -293,8 +295,6 @@ class MessageReceiver:
     @staticmethod
     async def _read_rotation(request: InboundRequest) -> tuple[DidRotation | None, MediatorError | None]:
         """Return the rotation that a message brings, or why it is refused (D14)."""
-        if request.message.from_prior is None or request.message.type.name == "forward":
-            return None, None
         try:
             return await read_rotation(request), None
         except MediatorError as error:

@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Protocol
 
 from aiohttp import WSCloseCode, hdrs, web
-from multidict import MultiMapping
 
 from mediator.errors import BadRequestError, BusyError, DeniedError, MediatorError, MessageTooLargeError
 from mediator.http import direct
@@ -82,40 +81,26 @@ class Transports:
 
     def add_routes(self, app: web.Application) -> None:
         """Serve the door with this application; its shutdown closes the sockets with 1001."""
-        direct.add_post(app, PATH, self._post_directly)
+        direct.add_post(app, PATH, self._accept)
         app.router.add_post(PATH, self._post)
         app.router.add_get(PATH, self._get)
         app.on_shutdown.append(self._stop)
 
-    def _post_directly(self, request: DirectRequest) -> Awaitable[DirectAnswer]:
-        """Accept one envelope of usual size and form."""
-        return self._accept(request.address, request.headers, lambda: request.connected, request.read)
-
     async def _post(self, request: web.Request) -> web.Response:
-        """Accept one envelope."""
-
-        def connected() -> bool:
-            return request.transport is not None and not request.transport.is_closing()
-
-        answer = await self._accept(_peer(request), request.headers, connected, lambda: self._read(request))
+        """Accept one envelope, of unusual size or form."""
+        answer = await self._accept(_OrdinaryPost(request, lambda: self._read(request)))
         return web.Response(status=answer.status, body=answer.body or None, content_type=answer.content_type or None)
 
-    async def _accept(
-        self,
-        peer: Address | None,
-        headers: MultiMapping[str],
-        connected: Callable[[], bool],
-        read: Callable[[], Awaitable[bytes]],
-    ) -> DirectAnswer:
+    async def _accept(self, request: "DirectRequest | _OrdinaryPost") -> DirectAnswer:
         """Accept one envelope: 202, or 200 with the one reply that goes back on the same request (D9)."""
         outcome, reserved = MediatorError.code, 0
         try:
             if self._gate is not None:
-                self._gate.admit(peer, headers)
-            media_type = _media_type(headers)
-            exchange = _Exchange(connected, client_family(headers.get(hdrs.USER_AGENT, "")))
+                self._gate.admit(request.address, request.headers)
+            media_type = _media_type(request.headers)
+            exchange = _Exchange(request)
             try:
-                body = await read()
+                body = await request.read()
             except (ConnectionError, web.RequestPayloadError):
                 raise BadRequestError("body", "the connection ended before it was complete") from None
             self._reserve(len(body))
@@ -218,20 +203,34 @@ class Transports:
             await asyncio.gather(*closing, *ended, return_exceptions=True)
 
 
+class _OrdinaryPost:
+    """A POST that aiohttp handles, in the form of a :class:`DirectRequest`."""
+
+    def __init__(self, request: web.Request, read: Callable[[], Awaitable[bytes]]) -> None:
+        self.headers = request.headers
+        self.address = _peer(request)
+        self.read = read
+        self._request = request
+
+    @property
+    def connected(self) -> bool:
+        transport = self._request.transport
+        return transport is not None and not transport.is_closing()
+
+
 class _Exchange:
     """The channel of one POST: it carries one reply back, and cannot confirm that it was read."""
 
     persistent = False
 
-    def __init__(self, connected: Callable[[], bool], client: str) -> None:
-        """``connected``: a reply could still be sent."""
-        self.client = client
-        self._connected = connected
+    def __init__(self, request: DirectRequest | _OrdinaryPost) -> None:
+        self.client = client_family(request.headers.get(hdrs.USER_AGENT, ""))
         self.routes = ReturnRoutes()
         self.answer: tuple[bytes, Generation] | None = None
+        self._request = request
 
     async def send(self, envelope: bytes, generation: Generation) -> bool:
-        if self.answer is not None or not self._connected():
+        if self.answer is not None or not self._request.connected:
             return False
         self.answer = envelope, generation
         return True

@@ -2,8 +2,9 @@
 
 import ipaddress
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -162,6 +163,8 @@ OWN_PATH_TENANT = "default"
 """The tenant whose did:web has the door's own path; those of others are one segment deeper."""
 MAX_DIDS = 64
 """DIDs kept for one identity: each change of the public URL makes new ones."""
+MAX_REMEMBERED = 1024
+"""Key ids that are remembered with their secret, or as not ours; each has up to 8 kB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +229,12 @@ class IdentityIndex:
     """The pairs in the DIDs of invitations, by multibase."""
     documents: dict[str, DidDocument] = field(default_factory=dict)
     web: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    find_secret_in_peer_2: Callable[[str], tuple[Identity, Secret] | None] = field(init=False, repr=False)
+    """Does as :attr:`secrets` for a key id in the DID of an invitation; for use when all identities are added."""
+
+    def __post_init__(self) -> None:
+        """Remember the last keys in DIDs of invitations."""
+        self.find_secret_in_peer_2 = lru_cache(MAX_REMEMBERED)(self._find_secret_in_peer_2)
 
     def add(self, kept: StoredIdentity, keys: IdentityKeys, endpoint: PublicEndpoint) -> None:
         """Add an identity; a later one takes over the did:web and the tenant."""
@@ -245,8 +254,7 @@ class IdentityIndex:
             else:
                 self._add_peer(did, keys, identity)
 
-    def find_secret_in_peer_2(self, kid: str) -> tuple[Identity, Secret] | None:
-        """Do as :attr:`secrets` for a key id in the DID of an invitation."""
+    def _find_secret_in_peer_2(self, kid: str) -> tuple[Identity, Secret] | None:
         did, _, fragment = kid.partition("#")
         found = self.in_peer_2(did)
         if found is None:

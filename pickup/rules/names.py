@@ -86,6 +86,7 @@ def is_ed25519(key: str) -> bool:
     return key.startswith(_ED25519)
 
 
+@lru_cache(maxsize=4096)
 def verkey(key: str) -> bytes:
     """Return the 32 bytes of a canonical Ed25519 key; :class:`ValueError` for any other name."""
     raw = _coded(key) if is_ed25519(key) else None
