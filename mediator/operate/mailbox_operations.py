@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -354,11 +354,11 @@ class RankingOperations:
         snapshot = listing.snapshot
         rates = _rates(listing)
         now = snapshot.at * 1000
-        keys = {
+        keys: dict[str, Callable[[MailboxRow], float]] = {
             "depth": lambda row: -row.messages,
             "size": lambda row: -row.bytes,
             "age": lambda row: now if row.oldest_at is None else row.oldest_at,
-            "rate": lambda row: -rates.get(row.no, _NO_RATES).came,
+            "rate": lambda row: -rates.get(row.id, _NO_RATES).came,
         }
         if is_allowed(Right.READ_PAYLOAD):
             rows = snapshot.rows

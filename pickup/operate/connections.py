@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -137,7 +137,7 @@ ORDERS: Final = ("newest", "depth", "size", "age", "idle")
 
 _COUNTS = table(COUNT)
 _NOTHING: Final = ("", "", False), 0.0, list[ConnectionRow]()
-_KEYS = {
+_KEYS: Final[Mapping[str, Callable[[ConnectionRow], int]]] = {
     "depth": lambda row: -row.messages,
     "size": lambda row: -row.bytes,
     "age": lambda row: row.oldest_at or MAX_NUMBER,

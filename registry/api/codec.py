@@ -185,7 +185,7 @@ def encode_explanation(why: Explanation) -> dict[str, Any]:
 
 
 def encode_state(agent: Agent, state: State) -> dict[str, Any]:
-    """Return the liveness of an agent; ``parse_status`` is its last report as it came, or null."""
+    """Return the liveness of an agent, and its last status report as it came, or null."""
     return {
         "state": state,
         "last_seen": agent.seen_at // 1000,

@@ -234,6 +234,20 @@ async def test_mailboxes_are_ranked(site: ConsoleSite) -> None:
     assert [each["mail_address"] for each in found["mailboxes"]] == ["b.two"]
 
 
+async def test_mailboxes_are_ranked_by_their_rates(site: ConsoleSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    for address in ("a.idle", "a.slow", "b.busy"):
+        await site.core.create(address)
+    await run(site, "mailbox-rank", order="rate")
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 10)
+    for address in ("a.slow", "b.busy", "b.busy"):
+        await site.core.send(to=address)
+    found = await run(site, "mailbox-rank", order="rate", limit=2)
+    assert [each["mail_address"] for each in found["mailboxes"]] == ["b.busy", "a.slow"]
+    page = await site.read("/console/mailboxes?mailboxes.sort=-rate")
+    assert page.index("b.busy") < page.index("a.slow") < page.index("a.idle")
+
+
 @pytest.mark.rule("F6", "F7", "S4")
 async def test_a_mailbox_is_listed_with_what_waits_in_it(site: ConsoleSite, monkeypatch: pytest.MonkeyPatch) -> None:
     for address in ("task", "other"):
