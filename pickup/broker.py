@@ -59,12 +59,12 @@ class CallerCache:
     def add(self, tenant: str, caller: str, connection: Connection) -> None:
         """Remember what was just read; nothing may be awaited in between."""
         self._connections[tenant, caller] = connection
-        self._callers[connection.no].add((tenant, caller))
+        self._callers[connection.id].add((tenant, caller))
         if len(self._connections) > MAX_CALLERS:
             key, oldest = self._connections.popitem(last=False)
-            self._callers[oldest.no].discard(key)
-            if not self._callers[oldest.no]:
-                del self._callers[oldest.no]
+            self._callers[oldest.id].discard(key)
+            if not self._callers[oldest.id]:
+                del self._callers[oldest.id]
 
     def forget(self, committed: Committed) -> None:
         """Forget the connections that a commit changed."""
@@ -179,13 +179,13 @@ class MediationBroker:
         ``pickup`` is the version of message pickup, empty for other protocols.
         """
         now = self.clock()
-        self.uses.note(ConnectionUse(connection.no, now, transport, pickup, client))
+        self.uses.note(ConnectionUse(connection.id, now, transport, pickup, client))
         if now - connection.seen_at >= connecting.SEEN_EVERY:
             await self.write(lambda tx, now: connecting.note_use(tx, connection, now), even_when_full=True)
 
-    async def get_connection(self, no: int) -> Connection | None:
+    async def get_connection(self, connection_id: int) -> Connection | None:
         """Return a connection by its number."""
-        return await self.read(lambda tx, _now: tx.connections.get(no))
+        return await self.read(lambda tx, _now: tx.connections.get(connection_id))
 
     async def connect(self, new: NewConnection) -> Connection:
         """Connect a v1 peer after its handshake; see :func:`pickup.rules.connecting.connect` (D8)."""
@@ -218,13 +218,13 @@ class MediationBroker:
             lambda tx, _now: connecting.set_push_device(tx, connection, device), connection.mailbox_key
         )
 
-    async def forget_push_device(self, no: int, device: PushDevice) -> None:
+    async def forget_push_device(self, connection_id: int, device: PushDevice) -> None:
         """Notify a phone no more, unless its connection has registered another one meanwhile."""
-        await self.write(lambda tx, _now: connecting.forget_push_device(tx, no, device), even_when_full=True)
+        await self.write(lambda tx, _now: connecting.forget_push_device(tx, connection_id, device), even_when_full=True)
 
-    async def disconnect(self, tenant: str, no: int) -> None:
+    async def disconnect(self, tenant: str, connection_id: int) -> None:
         """End a connection; :class:`NoSuchConnectionError` when the tenant has none of this number (D8)."""
-        connection = await self.read(lambda tx, _now: listing.get_connection(tx, tenant, no))
+        connection = await self.read(lambda tx, _now: listing.get_connection(tx, tenant, connection_id))
         await self.write(
             lambda tx, now: connecting.disconnect(tx, connection, now), connection.mailbox_key, even_when_full=True
         )
@@ -239,14 +239,16 @@ class MediationBroker:
         views = await self.read(lambda tx, now: listing.views(tx, tenant, numbers, now))
         return [self._with_latest(view) for view in views]
 
-    async def show_connection(self, tenant: str, no: int, max_routes: int) -> ConnectionView:
+    async def show_connection(self, tenant: str, connection_id: int, max_routes: int) -> ConnectionView:
         """Return one connection with at most so many keys; :class:`NoSuchConnectionError` when there is none."""
-        return self._with_latest(await self.read(lambda tx, now: listing.connection(tx, tenant, no, max_routes, now)))
+        return self._with_latest(
+            await self.read(lambda tx, now: listing.connection(tx, tenant, connection_id, max_routes, now))
+        )
 
     def _with_latest(self, view: ConnectionView) -> ConnectionView:
         """Add what this instance has counted and not written yet."""
         connection = view.connection
-        return view._replace(use=view.use.plus(self.uses.unwritten(connection.no, connection.mailbox_id)))
+        return view._replace(use=view.use.plus(self.uses.unwritten(connection.id, connection.mailbox_id)))
 
     async def list_invitations(self, tenant: str, limit: int) -> list[Invitation]:
         """Return invitations of a tenant, the newest first."""
@@ -407,6 +409,6 @@ class MediationBroker:
         """Return those of the next ``limit`` connections with mail and an endpoint, and where the next page begins."""
         return await self.read(lambda tx, now: listing.waiting(tx, tenant, after, limit, now))
 
-    async def list_devices(self, mailbox_nos: Sequence[int]) -> list[DeviceQueue]:
+    async def list_devices(self, mailbox_ids: Sequence[int]) -> list[DeviceQueue]:
         """Return the phones to notify for these mailboxes, and how much mail waits for each."""
-        return await self.read(lambda tx, now: listing.devices(tx, mailbox_nos, now))
+        return await self.read(lambda tx, now: listing.devices(tx, mailbox_ids, now))

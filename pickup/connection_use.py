@@ -71,12 +71,12 @@ class ConnectionUses:
 
     def note(self, use: ConnectionUse) -> None:
         """Note a request of a connection; one of another protocol keeps the version of message pickup."""
-        before = self._seen.get(use.no)
+        before = self._seen.get(use.connection_id)
         if before is None and self._is_full(self._seen):
             return
         if before is not None and not use.pickup:
             use = replace(use, pickup=before.pickup)
-        self._seen[use.no] = use
+        self._seen[use.connection_id] = use
 
     def _is_full(self, kept: Mapping[int, object]) -> bool:
         if len(kept) < MAX_KEPT:
@@ -84,10 +84,10 @@ class ConnectionUses:
         self._full.set()
         return True
 
-    def unwritten(self, no: int, mailbox_id: int | None) -> ConnectionUse:
+    def unwritten(self, connection_id: int, mailbox_id: int | None) -> ConnectionUse:
         """Return what is not in the database yet of a connection."""
-        use = self._seen.get(no) or ConnectionUse(no)
-        return use.plus(ConnectionUse(no, traffic=self._traffic.get(mailbox_id or 0) or Traffic()))
+        use = self._seen.get(connection_id) or ConnectionUse(connection_id)
+        return use.plus(ConnectionUse(connection_id, traffic=self._traffic.get(mailbox_id or 0) or Traffic()))
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[None]:
@@ -131,9 +131,11 @@ class ConnectionUses:
         numbers = sorted(traffic)
         holders = await self._broker.read(lambda tx, _now: tx.table(MediationTransaction).uses.holders(numbers))
         uses = dict(seen)
-        for mailbox_id, no in holders.items():
-            uses[no] = (uses.get(no) or ConnectionUse(no)).plus(ConnectionUse(no, traffic=traffic[mailbox_id]))
-        return [uses[no] for no in sorted(uses)]
+        for mailbox_id, connection_id in holders.items():
+            uses[connection_id] = (uses.get(connection_id) or ConnectionUse(connection_id)).plus(
+                ConnectionUse(connection_id, traffic=traffic[mailbox_id])
+            )
+        return [uses[connection_id] for connection_id in sorted(uses)]
 
     async def _write(self, uses: Sequence[ConnectionUse], hours: Mapping[int, Traffic]) -> None:
         def work(tx: MediationTransaction, now: int) -> None:

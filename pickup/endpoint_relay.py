@@ -100,7 +100,7 @@ class EndpointRelay:
     def deliver_to(self, connection: Connection) -> None:
         """Deliver what waits for a holder that has just made a request, if it has an endpoint."""
         if _has_endpoint(connection):
-            self._start(connection.no)
+            self._start(connection.id)
 
     async def close(self) -> None:
         """Stop; unconfirmed mail stays queued."""
@@ -144,7 +144,7 @@ class EndpointRelay:
                 if holder is None or not _has_endpoint(holder):
                     self._idle.add(key)
                 else:
-                    self._start(holder.no)
+                    self._start(holder.id)
 
     async def _sweep(self) -> None:
         while True:
@@ -170,28 +170,28 @@ class EndpointRelay:
 
     # Working.
 
-    def _start(self, no: int) -> None:
-        worker = self._workers.get(no)
+    def _start(self, connection_id: int) -> None:
+        worker = self._workers.get(connection_id)
         if worker is not None:
             worker.more = True
         elif not self._closing and len(self._workers) < MAX_WORKERS:
-            worker = self._workers[no] = _Worker()
-            worker.task = asyncio.create_task(self._work(no, worker), name="relay")
+            worker = self._workers[connection_id] = _Worker()
+            worker.task = asyncio.create_task(self._work(connection_id, worker), name="relay")
 
-    async def _work(self, no: int, worker: _Worker) -> None:
+    async def _work(self, connection_id: int, worker: _Worker) -> None:
         try:
-            await self._deliver_all(no, worker)
+            await self._deliver_all(connection_id, worker)
         except Exception:
-            log.exception("relay: worker failed", connection=no)
+            log.exception("relay: worker failed", connection=connection_id)
         finally:
-            del self._workers[no]
+            del self._workers[connection_id]
 
-    async def _deliver_all(self, no: int, worker: _Worker) -> None:
+    async def _deliver_all(self, connection_id: int, worker: _Worker) -> None:
         attempts = 0
-        while not self._live(no):
+        while not self._live(connection_id):
             worker.more = False
             async with self._turns:
-                settled, outcome = await self._deliver(no)
+                settled, outcome = await self._deliver(connection_id)
             if settled:
                 attempts = 0
             if outcome is DeliveryOutcome.BARRED:
@@ -205,17 +205,17 @@ class EndpointRelay:
             elif not settled and not worker.more:
                 return
 
-    async def _deliver(self, no: int) -> tuple[int, DeliveryOutcome | None]:
+    async def _deliver(self, connection_id: int) -> tuple[int, DeliveryOutcome | None]:
         """Deliver one batch; return how many messages are settled, and the outcome that stopped it, if any."""
         settled = 0
         try:
-            connection = await self._mediation.get_connection(no)
+            connection = await self._mediation.get_connection(connection_id)
             if connection is None or not _has_endpoint(connection) or is_denied(self._mediation.rules, connection):
                 return 0, None
             cursor = self._passed.get(connection.mailbox_id or 0, 0)
             arrived = await self._mediation.next_arrived(connection, cursor, BATCH, BATCH_BYTES)
             for message in arrived.messages:
-                if self._live(no):
+                if self._live(connection_id):
                     break
                 outcome = await self._client.send(_outbound_message(connection, message))
                 self._metrics.relayed(outcome)
@@ -229,7 +229,7 @@ class EndpointRelay:
         except NotEnrolledError:
             return settled, None
         except MediatorError as error:
-            log.warning("relay: delivery failed", connection=no, code=error.code)
+            log.warning("relay: delivery failed", connection=connection_id, code=error.code)
             return settled, DeliveryOutcome.FAILED
         return settled, None
 

@@ -200,13 +200,13 @@ class LiveSessions:
 
     def end_live(self, connection: Connection, channel: TransportChannel) -> None:
         """Turn live mode off, if it is on for this channel (D6)."""
-        session = self._of.get(connection.no)
+        session = self._of.get(connection.id)
         if session is not None and session.channel is channel:
             self._end(session)
 
     def implicit(self, connection: Connection, channel: TransportChannel, after: list[AfterReply]) -> None:
         """Push bare envelopes, the backlog first, until the channel closes (D7); does nothing on HTTP."""
-        session = self._of.get(connection.no)
+        session = self._of.get(connection.id)
         if not channel.persistent or (session is not None and session.channel is channel):
             return
         self._check_room(connection)
@@ -221,7 +221,7 @@ class LiveSessions:
 
         None: unknown, since over HTTP another instance may have the session.
         """
-        session = self._of.get(connection.no)
+        session = self._of.get(connection.id)
         if session is not None and session.type is not None:
             return session.channel is channel or not channel.persistent
         return None if self._announcer is not None and not channel.persistent else False
@@ -231,7 +231,7 @@ class LiveSessions:
 
         Without a live session on this instance there are none, and new ones are not kept.
         """
-        session = self._of.get(connection.no)
+        session = self._of.get(connection.id)
         return LiveLeases(0) if session is None or session.type is None else session.leases
 
     @property
@@ -254,7 +254,7 @@ class LiveSessions:
 
     def rotated(self, connection: Connection) -> None:
         """Push to a connection's new DID from now on (D14)."""
-        session = self._of.get(connection.no)
+        session = self._of.get(connection.id)
         if session is not None:
             session.connection = connection
 
@@ -278,28 +278,28 @@ class LiveSessions:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _check_room(self, connection: Connection) -> None:
-        if len(self._of) >= MAX_SESSIONS and connection.no not in self._of:
+        if len(self._of) >= MAX_SESSIONS and connection.id not in self._of:
             raise BusyError(f"{MAX_SESSIONS} holders have sessions already")
 
     def _begin(self, connection: Connection, channel: TransportChannel, type: MessageType | None, cursor: int) -> None:
         if self._closing:
             return
-        before = self._of.get(connection.no)
+        before = self._of.get(connection.id)
         if before is not None:
             self._end(before)
         self._latest = max(self._latest + 1, self._mediation.clock())
-        key = self._broker.wake_key(("session", str(connection.no)))
+        key = self._broker.wake_key(("session", str(connection.id)))
         leases = LiveLeases(self._live_lease, start=cursor)
         session = _Session(connection, channel, type, cursor, key, self._latest, leases)
-        self._of[connection.no] = self._keyed[key] = session
+        self._of[connection.id] = self._keyed[key] = session
         self._on.setdefault(channel, set()).add(session)
         session.task = asyncio.create_task(self._run(session), name="didcomm-session")
         self._tasks.add(session.task)
         session.task.add_done_callback(self._tasks.discard)
 
     def _end(self, session: _Session) -> None:
-        if self._of.get(session.connection.no) is session:
-            del self._of[session.connection.no], self._keyed[session.key]
+        if self._of.get(session.connection.id) is session:
+            del self._of[session.connection.id], self._keyed[session.key]
         others = self._on.get(session.channel, set())
         others.discard(session)
         if not others:
@@ -348,7 +348,7 @@ class LiveSessions:
                     code = error.code if isinstance(error, MediatorError) else MediatorError.code
                     log.warning(
                         "cannot push mail",
-                        connection=session.connection.no,
+                        connection=session.connection.id,
                         code=code,
                         exc_info=not isinstance(error, MediatorError),
                     )
@@ -387,7 +387,7 @@ class LiveSessions:
         try:
             if self._announcer is not None and connection.generation is Generation.V2:
                 # At another instance the peer may have rotated its DID.
-                connection = await self._mediation.get_connection(connection.no) or connection
+                connection = await self._mediation.get_connection(connection.id) or connection
                 session.connection = connection
             sealed = await self._sealer.seal(connection, delivery(session.type, mailbox_id, messages))
             if not await session.channel.send(sealed, connection.generation):

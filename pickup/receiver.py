@@ -317,7 +317,7 @@ class MessageReceiver:
             sessions.rotated(rotated)
             request.channel.routes.rename(rotation.prior_did, rotation.caller or "")
         elif prior is not None:
-            sessions.end(lambda connection: connection.no == prior.no)
+            sessions.end(lambda connection: connection.id == prior.id)
         return None
 
     async def _handle(self, request: InboundRequest) -> list[ReplyMessage]:
@@ -347,7 +347,7 @@ class MessageReceiver:
         if self._access is not None and self._access.denies(request.caller, connection):
             return DeniedError()
         if self._limiter is not None and connection is not None:
-            wait = self._limiter.take(connection.no)
+            wait = self._limiter.take(connection.id)
             if wait:
                 request.context.metrics.limited("connection")
                 return RateLimitedError("connection", math.ceil(wait))

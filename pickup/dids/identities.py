@@ -193,7 +193,7 @@ class OwnIdentities:
 
     def invitation_dids(self, tenant: str, key: str) -> tuple[str, str]:
         """Return the DIDs of an invitation, by its canonical key: with one service, and with the WebSocket's too."""
-        keys, url = self._keys[self.current(tenant).no], self._endpoint.public_url
+        keys, url = self._keys[self.current(tenant).id], self._endpoint.public_url
         return own_dids.v2_did(keys, url, key), own_dids.socket_did(keys, url, key)
 
     async def rotate(self, tenant: str) -> Identity:
@@ -269,12 +269,12 @@ class OwnIdentities:
     def _take(self, kept: Iterable[StoredIdentity]) -> None:
         """Replace the index by the state of the store, all at once."""
         self._loaded_at = time.monotonic()
-        kept = sorted(kept, key=lambda identity: identity.no)
+        kept = sorted(kept, key=lambda identity: identity.id)
         # Identities are never removed: fewer of them come from an earlier read.
         if kept == self._kept or len(kept) < len(self._kept):
             return
-        self._keys = {one.no: self._keys.get(one.no) or self._read(one) for one in kept}
+        self._keys = {one.id: self._keys.get(one.id) or self._read(one) for one in kept}
         index = IdentityIndex()
         for one in kept:
-            index.add(one, self._keys[one.no], self._endpoint)
+            index.add(one, self._keys[one.id], self._endpoint)
         self._kept, self._index = kept, index

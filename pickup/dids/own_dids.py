@@ -127,9 +127,9 @@ def web_path(did: str) -> str:
     return f"/{'/'.join(segments)}/did.json"
 
 
-def web_document(did: str, no: int, keys: IdentityKeys, public_url: str) -> Mapping[str, Any]:
+def web_document(did: str, identity_id: int, keys: IdentityKeys, public_url: str) -> Mapping[str, Any]:
     """Write the document of a did:web; ``no`` is part of the key ids, so that rotated keys have other ids."""
-    pairs = {f"{did}#{fragment}": pair for fragment, pair in web_fragments(no, keys).items()}
+    pairs = {f"{did}#{fragment}": pair for fragment, pair in web_fragments(identity_id, keys).items()}
     return {
         "@context": [CONTEXT, "https://w3id.org/security/suites/jws-2020/v1"],
         "id": did,
@@ -146,9 +146,9 @@ def web_document(did: str, no: int, keys: IdentityKeys, public_url: str) -> Mapp
     }
 
 
-def web_fragments(no: int, keys: IdentityKeys) -> Mapping[str, Any]:
+def web_fragments(identity_id: int, keys: IdentityKeys) -> Mapping[str, Any]:
     """Return the pairs of a did:web by their fragments."""
-    return {f"key-{no}-{pair.curve.lower()}": pair for pair in (*keys.agreement, keys.signing)}
+    return {f"key-{identity_id}-{pair.curve.lower()}": pair for pair in (*keys.agreement, keys.signing)}
 
 
 def _is_number(host: str) -> bool:
@@ -171,7 +171,7 @@ MAX_REMEMBERED = 1024
 class Identity:
     """One set of a tenant's keys, and its DIDs."""
 
-    no: int
+    id: int
     tenant: str
     key: str
     """Canonical Ed25519 did:key: seals v1 envelopes, signs, and is the routing key of v1 grants."""
@@ -195,7 +195,7 @@ class PublicEndpoint:
     def identity(self, kept: StoredIdentity, keys: IdentityKeys) -> Identity:
         """Return an identity with its DIDs for this URL."""
         return Identity(
-            no=kept.no,
+            id=kept.id,
             tenant=kept.tenant,
             key=names.from_verkey(keys.verkey),
             v2_did=v2_did(keys, self.public_url),
@@ -297,10 +297,10 @@ class IdentityIndex:
     def _add_web(
         self, did: str, kept: StoredIdentity, keys: IdentityKeys, identity: Identity, endpoint: PublicEndpoint
     ) -> None:
-        for fragment, pair in web_fragments(kept.no, keys).items():
+        for fragment, pair in web_fragments(kept.id, keys).items():
             self._secret(f"{did}#{fragment}", pair, identity)
         if kept.retired_at is None or did not in self.names:
-            raw = web_document(did, kept.no, keys, endpoint.public_url)
+            raw = web_document(did, kept.id, keys, endpoint.public_url)
             self.names[did] = identity
             self.documents[did] = parse(raw, did)
             self.web[web_path(did)] = raw

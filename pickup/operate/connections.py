@@ -79,7 +79,7 @@ async def collect(mediation: MediationBroker, tenant: str) -> dict[str, Any]:
             if view.mailbox is not None:
                 messages += view.mailbox.messages
                 size += view.mailbox.bytes
-        after = page.views[-1].connection.no if page.views else after
+        after = page.views[-1].connection.id if page.views else after
     await mediation.uses.flush()
     since = now - now % HOUR - (SHOWN_HOURS - 1) * HOUR
     hours = await mediation.read(lambda tx, _now: tx.uses.hours(since))
@@ -212,10 +212,10 @@ class ConnectionOperations:
         rows = [row for row in looked_at if row.messages] if request.get("waiting") is True else looked_at
         if order in _KEYS:
             rows = sorted(rows, key=_KEYS[order])
-        shown = {row.no: row for row in rows[skip : skip + limit]}
+        shown = {row.id: row for row in rows[skip : skip + limit]}
         return {
             "connections": [
-                RankedConnection(**self._listed(view), oldest_at=shown[view.connection.no].oldest_at or None).to_json()
+                RankedConnection(**self._listed(view), oldest_at=shown[view.connection.id].oldest_at or None).to_json()
                 for view in await self._mediation.view_connections(tenant, list(shown))
             ],
             "found": len(rows),
@@ -244,8 +244,8 @@ class ConnectionOperations:
         path="/connections/{connection}",
     )
     async def _show(self, request: OperationRequest) -> Answer:
-        tenant, no = await self._tenants.of(request), request["connection"]
-        view = await self._mediation.show_connection(tenant, no, MAX_ROUTES)
+        tenant, connection_id = await self._tenants.of(request), request["connection"]
+        view = await self._mediation.show_connection(tenant, connection_id, MAX_ROUTES)
         connection, rules = view.connection, self._mediation.rules
         allowed = not rules.allowed.isdisjoint((*connection.callers, canonical(connection.their_did)))
         return ConnectionDetails(
@@ -270,17 +270,17 @@ class ConnectionOperations:
         path="/connections/{connection}",
     )
     async def _remove(self, request: OperationRequest) -> Answer:
-        tenant, no = await self._tenants.of(request), request["connection"]
-        await self._mediation.disconnect(tenant, no)
+        tenant, connection_id = await self._tenants.of(request), request["connection"]
+        await self._mediation.disconnect(tenant, connection_id)
         # Whoever removed it finds it no more, also in a list that is not read again yet.
         self._found_rows = _NOTHING
-        return {"connection": no, "removed": True}
+        return {"connection": connection_id, "removed": True}
 
     def _listed(self, view: ConnectionView) -> dict[str, Any]:
         """Return the fields of a summary."""
         connection, mailbox = view.connection, view.mailbox
         return {
-            "connection": connection.no,
+            "connection": connection.id,
             "label": connection.label,
             "didcomm": connection.generation,
             "created_at": connection.created_at,
@@ -290,7 +290,7 @@ class ConnectionOperations:
             "mailbox_number": None if mailbox is None else mailbox.id,
             "messages": 0 if mailbox is None else mailbox.messages,
             "bytes": 0 if mailbox is None else mailbox.bytes,
-            "live": self._sessions.has(connection.no),
+            "live": self._sessions.has(connection.id),
             "relayed": connection.endpoint is not None,
             "transport": view.use.transport,
             "pickup": view.use.pickup,
@@ -358,7 +358,7 @@ class DeliveryOperations:
         shown = [
             LiveSessionView(
                 tenant=each.connection.tenant,
-                connection=each.connection.no,
+                connection=each.connection.id,
                 label=each.connection.label,
                 since=each.since,
                 mode="live" if each.live else "implicit",

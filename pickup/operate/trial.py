@@ -110,7 +110,7 @@ class TrialOperations:
         for name in wallet.names:
             connection = await self._mediation.find_connection(invitation.tenant, name)
             if connection is not None:
-                await self._mediation.disconnect(connection.tenant, connection.no)
+                await self._mediation.disconnect(connection.tenant, connection.id)
         try:
             await self._mediation.remove_invitation(invitation.tenant, invitation.id)
         except NoSuchInvitationError:

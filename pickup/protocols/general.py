@@ -149,7 +149,7 @@ async def note_report(request: InboundRequest) -> Sequence[ReplyMessage]:
     log.debug(
         "problem report received",
         problem=code if known else None,
-        connection=None if connection is None else connection.no,
+        connection=None if connection is None else connection.id,
     )
     if connection is not None and not request.repeated:
         about = [thread for thread in (message.thid, message.pthid) if thread is not None]

@@ -237,17 +237,17 @@ def request_mediation(
 
 def set_push_device(tx: MediationTransaction, connection: Connection, device: PushDevice | None) -> Connection:
     """Keep the phone to notify for a connection, None: no more; :class:`NoSuchConnectionError` when it has ended."""
-    current = tx.connections.get(connection.no)
+    current = tx.connections.get(connection.id)
     if current is None:
-        raise NoSuchConnectionError(connection.no)
+        raise NoSuchConnectionError(connection.id)
     changed = replace(current, device=device)
     tx.connections.save(changed)
     return changed
 
 
-def forget_push_device(tx: MediationTransaction, no: int, device: PushDevice) -> None:
+def forget_push_device(tx: MediationTransaction, connection_id: int, device: PushDevice) -> None:
     """Forget the phone of a connection, if it is still this one."""
-    current = tx.connections.get(no)
+    current = tx.connections.get(connection_id)
     if current is not None and current.device == device:
         tx.connections.save(replace(current, device=None))
 
@@ -258,7 +258,7 @@ def reuse(tx: MediationTransaction, connection: Connection, invitation: str, now
     It counts as a use when the connection came by no invitation before. Raises :class:`NoSuchInvitationError` when the
     tenant has no such invitation, or it is closed.
     """
-    current = tx.connections.get(connection.no)
+    current = tx.connections.get(connection.id)
     if current is None:
         raise NotEnrolledError("there is no connection to reuse")
     found = tx.invitations.get(invitation)
@@ -277,7 +277,7 @@ def reuse(tx: MediationTransaction, connection: Connection, invitation: str, now
 def _holders(tx: MediationTransaction, tenant: str, callers: Sequence[str]) -> list[Connection]:
     """Return the connections that have these callers, each once, in the callers' order."""
     found = (tx.connections.called(tenant, caller) for caller in callers)
-    return list({connection.no: connection for connection in found if connection is not None}.values())
+    return list({connection.id: connection for connection in found if connection is not None}.values())
 
 
 def _open_invitation(tx: MediationTransaction, tenant: str, id: str, now: int) -> Invitation | None:
@@ -302,7 +302,7 @@ def note_use(tx: MediationTransaction, connection: Connection, now: int) -> Conn
     if now - connection.seen_at < SEEN_EVERY:
         return connection
     # It may have changed since it was read in an earlier transaction.
-    current = tx.connections.get(connection.no)
+    current = tx.connections.get(connection.id)
     if current is None or now - current.seen_at < SEEN_EVERY:
         return current or connection
     moved = replace(current, seen_at=now)
@@ -317,9 +317,9 @@ def disconnect(tx: MediationTransaction, connection: Connection, now: int) -> No
     """
     # Mailboxes are locked before connections.
     granting.find_mailbox(tx, connection, now)
-    current = tx.connections.get(connection.no)
+    current = tx.connections.get(connection.id)
     if current is None:
-        raise NoSuchConnectionError(connection.no)
+        raise NoSuchConnectionError(connection.id)
     mailbox = granting.find_mailbox(tx, current, now)
     if mailbox is not None:
         creating.delete(tx, mailbox.tenant, mailbox.address, now)
@@ -346,11 +346,11 @@ def forget_unused(
     forgotten = 0
     for one in unseen:
         # It may have been used at another instance meanwhile.
-        current = tx.connections.get(one.no)
+        current = tx.connections.get(one.id)
         if current is not None and _unused(tx, current, span, now):
             disconnect(tx, current, now)
             forgotten += 1
-    last = ConnectionCursor(unseen[-1].seen_at, unseen[-1].no) if len(unseen) == limit else None
+    last = ConnectionCursor(unseen[-1].seen_at, unseen[-1].id) if len(unseen) == limit else None
     return Collected(connections=forgotten), last
 
 
@@ -377,4 +377,4 @@ def _last_use(tx: MediationTransaction, connection: Connection) -> int:
 
 def _example(tx: MediationTransaction, connection: Connection, span: int) -> Example:
     address = "" if connection.address is None else redact(connection.address)
-    return Example(connection.tenant, address, connection.no, _last_use(tx, connection) + span)
+    return Example(connection.tenant, address, connection.id, _last_use(tx, connection) + span)

@@ -242,4 +242,4 @@ def _first_recipient(tx: MediationTransaction, mailbox: Mailbox, named: Sequence
 def find_holder(tx: MediationTransaction, mailbox: Mailbox) -> int | None:
     """Return the number of the connection that a mailbox was granted to."""
     connection = tx.connections.of_mailbox(mailbox.id)
-    return None if connection is None else connection.no
+    return None if connection is None else connection.id

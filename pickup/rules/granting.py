@@ -74,7 +74,7 @@ def grant(
     """
     # Mailboxes are locked before connections.
     find_mailbox(tx, connection, now)
-    current = tx.connections.get(connection.no)
+    current = tx.connections.get(connection.id)
     if current is None:
         raise NotEnrolledError
     if not _is_allowed(rules, current):
@@ -192,7 +192,7 @@ def update_keylist(
 
 def _remove(tx: MediationTransaction, connection: Connection, key: str) -> bool:
     route = tx.routes.find(connection.tenant, key)
-    if route is None or route.connection_id != connection.no:
+    if route is None or route.connection_id != connection.id:
         return False
     tx.routes.remove(route)
     return True
@@ -209,7 +209,7 @@ def _add(
     now: int,
 ) -> KeylistResult:
     route = tx.routes.find(connection.tenant, key)
-    if route is not None and route.connection_id == connection.no:
+    if route is not None and route.connection_id == connection.id:
         return KeylistResult.NO_CHANGE
     if key in rules.denied or (rules.max_keys and held >= rules.max_keys):
         return KeylistResult.CLIENT_ERROR
@@ -220,18 +220,18 @@ def _add(
     if route is None and key not in proven:
         # The key may be inside a DID of another connection, to which its mail goes.
         around = tx.routes.resolve(connection.tenant, key)
-        if around is not None and around.connection_id != connection.no and not _free(tx, rules, around, proven, now):
+        if around is not None and around.connection_id != connection.id and not _free(tx, rules, around, proven, now):
             return KeylistResult.CLIENT_ERROR
     if route is not None:
         tx.routes.remove(route)
-    tx.routes.put(Route(connection.tenant, key, mailbox.address, mailbox.id, connection.no, now, now))
+    tx.routes.put(Route(connection.tenant, key, mailbox.address, mailbox.id, connection.id, now, now))
     return KeylistResult.SUCCESS
 
 
 def _seals(tx: MediationTransaction, rules: MediationRules, connection: Connection, key: str, now: int) -> bool:
     """Whether another connection that is not idle seals with this key or DID (D8)."""
     other = tx.connections.called(connection.tenant, key)
-    if other is None or other.no == connection.no:
+    if other is None or other.id == connection.id:
         return False
     return not rules.idle or other.seen_at + rules.idle > now
 

@@ -48,18 +48,18 @@ class DeviceQueue(NamedTuple):
     messages: int
 
 
-def get_connection(tx: MediationTransaction, tenant: str, no: int) -> Connection:
+def get_connection(tx: MediationTransaction, tenant: str, connection_id: int) -> Connection:
     """Return a connection; :class:`NoSuchConnectionError` when the tenant has none of this number."""
-    connection = tx.connections.get(no)
+    connection = tx.connections.get(connection_id)
     if connection is None or connection.tenant != tenant:
-        raise NoSuchConnectionError(no)
+        raise NoSuchConnectionError(connection_id)
     return connection
 
 
 def connections(tx: MediationTransaction, tenant: str, after: int, limit: int, now: int) -> ConnectionPage:
     """Return connections of a tenant behind a number, in order."""
     found = tx.connections.list(tenant, after, limit + 1)
-    uses = tx.uses.of([one.no for one in found[:limit]])
+    uses = tx.uses.of([one.id for one in found[:limit]])
     views = [_view(tx, one, uses, now) for one in found[:limit]]
     return ConnectionPage(views, len(found) > limit, tx.connections.count(tenant))
 
@@ -83,31 +83,35 @@ def find_rows(
     found = [
         row
         for row in rows
-        if row.no in named
+        if row.id in named
         or finds_address(text, row.address, whole=whole_addresses)
         or lower in row.label.lower()
-        or str(row.no) == text
+        or str(row.id) == text
     ]
     return sorted(found, reverse=True)
 
 
 def views(tx: MediationTransaction, tenant: str, numbers: Sequence[int], now: int) -> list[ConnectionView]:
     """Return these connections of a tenant, in the same order, those that are there."""
-    found = [one for no in numbers if (one := tx.connections.get(no)) is not None and one.tenant == tenant]
-    uses = tx.uses.of([one.no for one in found])
+    found = [
+        one
+        for connection_id in numbers
+        if (one := tx.connections.get(connection_id)) is not None and one.tenant == tenant
+    ]
+    uses = tx.uses.of([one.id for one in found])
     return [_view(tx, one, uses, now) for one in found]
 
 
-def connection(tx: MediationTransaction, tenant: str, no: int, max_routes: int, now: int) -> ConnectionView:
+def connection(tx: MediationTransaction, tenant: str, connection_id: int, max_routes: int, now: int) -> ConnectionView:
     """Return one connection with its first keys; :class:`NoSuchConnectionError` when there is none."""
-    found = get_connection(tx, tenant, no)
-    return _view(tx, found, tx.uses.of([no]), now)._replace(routes=tx.routes.of(found, 0, max_routes))
+    found = get_connection(tx, tenant, connection_id)
+    return _view(tx, found, tx.uses.of([connection_id]), now)._replace(routes=tx.routes.of(found, 0, max_routes))
 
 
 def _view(
     tx: MediationTransaction, connection: Connection, uses: Mapping[int, ConnectionUse], now: int
 ) -> ConnectionView:
-    mailbox, use = granting.find_mailbox(tx, connection, now), uses.get(connection.no) or ConnectionUse(connection.no)
+    mailbox, use = granting.find_mailbox(tx, connection, now), uses.get(connection.id) or ConnectionUse(connection.id)
     return ConnectionView(connection, mailbox, tx.routes.count(connection), use)
 
 
@@ -117,7 +121,7 @@ def waiting(
     """Return those of the next ``limit`` connections that have an endpoint and mail, and where the next page begins."""
     page = tx.connections.list(tenant, after, limit)
     found = [one for one in page if one.endpoint is not None and _has_mail(tx, one, now)]
-    return found, page[-1].no if len(page) == limit else None
+    return found, page[-1].id if len(page) == limit else None
 
 
 def _has_mail(tx: MediationTransaction, connection: Connection, now: int) -> bool:
@@ -125,15 +129,15 @@ def _has_mail(tx: MediationTransaction, connection: Connection, now: int) -> boo
     return mailbox is not None and mailbox.messages > 0
 
 
-def devices(tx: MediationTransaction, mailbox_nos: Sequence[int], now: int) -> list[DeviceQueue]:
+def devices(tx: MediationTransaction, mailbox_ids: Sequence[int], now: int) -> list[DeviceQueue]:
     """Return the phones registered for these mailboxes, and how many messages wait for each."""
     found = []
-    for no in mailbox_nos:
-        holder = tx.connections.of_mailbox(no)
+    for mailbox_id in mailbox_ids:
+        holder = tx.connections.of_mailbox(mailbox_id)
         if holder is None or holder.device is None:
             continue
         # The mailbox may have been deleted by an operator.
         with suppress(NotEnrolledError):
             count = message_queue.status(tx, holder, None, now).count
-            found.append(DeviceQueue(no, holder.no, holder.device, count))
+            found.append(DeviceQueue(mailbox_id, holder.id, holder.device, count))
     return found

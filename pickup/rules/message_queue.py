@@ -43,10 +43,13 @@ def parse_attachment_id(text: str) -> tuple[int, int] | None:
     match = _ATTACHMENT_ID.fullmatch(text)
     if match is None:
         return None
-    no, msg_id = int(match[1]), int(match[2])
-    if max(no, msg_id) > MAX_NUMBER or text not in (attachment_id(no, msg_id), f"{no}-{msg_id}"):
+    mailbox_id, msg_id = int(match[1]), int(match[2])
+    if max(mailbox_id, msg_id) > MAX_NUMBER or text not in (
+        attachment_id(mailbox_id, msg_id),
+        f"{mailbox_id}-{msg_id}",
+    ):
         return None
-    return no, msg_id
+    return mailbox_id, msg_id
 
 
 def status(
@@ -144,7 +147,7 @@ def note_batch(
 
     ``handed_in`` are the ids by which a problem report may name it, see :func:`keep_batch`.
     """
-    current = tx.connections.get(connection.no)
+    current = tx.connections.get(connection.id)
     # It may have ended meanwhile, or have another mailbox with other messages under these ids.
     if current is not None and current.mailbox_id == connection.mailbox_id:
         handed = tuple(message.msg_id for message in messages)
@@ -161,7 +164,7 @@ def confirm_batch(tx: MediationTransaction, connection: Connection, now: int) ->
     # Mailboxes are locked before connections.
     mailbox = get_mailbox(tx, connection, now)
     # Another request may have settled it since the connection was read, or a newer batch was sent.
-    current = tx.connections.get(connection.no)
+    current = tx.connections.get(connection.id)
     if current is None or current.mailbox_id != mailbox.id or current.handed_in != connection.handed_in:
         return current or connection
     _acknowledge(tx, mailbox, current.handed, now)
@@ -173,7 +176,7 @@ def keep_batch(tx: MediationTransaction, connection: Connection, about: Collecti
 
     ``about`` are the threads that the report names; without any it is about the last batch.
     """
-    current = tx.connections.get(connection.no)
+    current = tx.connections.get(connection.id)
     if current is not None and current.handed and (not about or not set(about).isdisjoint(current.handed_in)):
         _forget_handed(tx, current)
 

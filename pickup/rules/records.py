@@ -104,7 +104,7 @@ class NewConnection:
 class Connection(NewConnection):
     """A connected peer; changed by ``dataclasses.replace`` and ``Connections.save``."""
 
-    no: int
+    id: int
     seen_at: int = 0
     """When it last made a request or accepted relayed mail, to the hour."""
     mailbox_id: int | None = None
@@ -170,7 +170,7 @@ TRAFFIC = tuple(field.name for field in fields(Traffic))
 class ConnectionUse:
     """What was counted of a connection, or a part of it that is to be added."""
 
-    no: int
+    connection_id: int
     seen_at: int = 0
     """When its last request came; 0: never."""
     transport: str = ""
@@ -228,7 +228,7 @@ class Invitation:
 class StoredIdentity:
     """One set of the mediator's own keys for one tenant, and the DIDs it has had."""
 
-    no: int
+    id: int
     tenant: str
     sealed: bytes
     """Its secrets, encrypted."""

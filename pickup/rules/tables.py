@@ -42,13 +42,13 @@ class ConnectionCursor(NamedTuple):
     """The position of a connection in the order of when they were last seen."""
 
     seen_at: int
-    no: int
+    connection_id: int
 
 
 class ConnectionRow(NamedTuple):
     """What connections are compared by; times are 0 where there was nothing."""
 
-    no: int
+    id: int
     label: str
     seen_at: int
     """When it was last in use, or was made; what was counted in the last minute may be missing."""
@@ -63,9 +63,9 @@ class ConnectionRow(NamedTuple):
 class Connections(Table):
     """The connections of all tenants."""
 
-    def get(self, no: int) -> Connection | None:
+    def get(self, connection_id: int) -> Connection | None:
         """Return a connection, locked until the transaction ends."""
-        return self._first("no = ?", no)
+        return self._first("no = ?", connection_id)
 
     def called(self, tenant: str, caller: str) -> Connection | None:
         """Return the connection whose envelopes this canonical key or DID seals, locked."""
@@ -95,7 +95,7 @@ class Connections(Table):
                 (tenant,),
                 (Kind.MEDIATION.value,),
             )
-            found |= {no: (tenant, address) for no, address in rows}
+            found |= {mailbox_id: (tenant, address) for mailbox_id, address in rows}
         granted = map(_connection, self._for_each(f"{_CONNECTION} WHERE {{among}}", "mailbox_no", list(found)))
         return {found[one.mailbox_id]: one for one in granted if one.mailbox_id is not None}
 
@@ -105,62 +105,62 @@ class Connections(Table):
 
     def add(self, new: NewConnection) -> Connection | None:
         """Add a connection; None when another connection has one of its callers by now."""
-        connection = Connection(no=0, **asdict(new))
-        no = self._session.one(
+        connection = Connection(id=0, **asdict(new))
+        connection_id = self._session.one(
             "INSERT INTO connection (tenant, state) VALUES (?, ?) RETURNING no", (new.tenant, _state(connection))
         )[0]
-        if not self._take(no, new.tenant, set(new.callers)):
-            self._session.dialect.execute("DELETE FROM caller WHERE connection_no = ?", (no,))
-            self._session.dialect.execute("DELETE FROM connection WHERE no = ?", (no,))
+        if not self._take(connection_id, new.tenant, set(new.callers)):
+            self._session.dialect.execute("DELETE FROM caller WHERE connection_no = ?", (connection_id,))
+            self._session.dialect.execute("DELETE FROM connection WHERE no = ?", (connection_id,))
             return None
-        self._changed(no)
+        self._changed(connection_id)
         self._session.add_count((CONNECTIONS, new.tenant), 1)
-        return self.get(no)
+        return self.get(connection_id)
 
-    def _take(self, no: int, tenant: str, callers: set[str]) -> bool:
+    def _take(self, connection_id: int, tenant: str, callers: set[str]) -> bool:
         """Give callers to a connection; False when another has one of them."""
         return all(
             self._session.dialect.execute(
                 "INSERT INTO caller (tenant, name, connection_no) VALUES (?, ?, ?)"
                 " ON CONFLICT DO NOTHING RETURNING connection_no",
-                (tenant, caller, no),
+                (tenant, caller, connection_id),
             )
             for caller in sorted(callers)
         )
 
-    def _changed(self, no: int) -> None:
-        self._session.changed.add((CONNECTIONS, no))
+    def _changed(self, connection_id: int) -> None:
+        self._session.changed.add((CONNECTIONS, connection_id))
 
     def save(self, connection: Connection) -> None:
         """Save the connection with its callers; does nothing when it was removed.
 
         Raises :class:`UnavailableError` when another connection has one of its callers by now; a retry finds it.
         """
-        self._changed(connection.no)
+        self._changed(connection.id)
         kept = self._dialect.first(
             "UPDATE connection SET mailbox_no = ?, seen_at = ?, state = ? WHERE no = ? RETURNING tenant",
-            (connection.mailbox_id, connection.seen_at, _state(connection), connection.no),
+            (connection.mailbox_id, connection.seen_at, _state(connection), connection.id),
         )
         if kept is None:
             return
         tenant = kept[0]
-        names = self._session.dialect.execute("SELECT name FROM caller WHERE connection_no = ?", (connection.no,))
+        names = self._session.dialect.execute("SELECT name FROM caller WHERE connection_no = ?", (connection.id,))
         before, after = {name for (name,) in names}, set(connection.callers)
         for caller in sorted(before - after):
             self._session.dialect.execute("DELETE FROM caller WHERE tenant = ? AND name = ?", (tenant, caller))
-        if not self._take(connection.no, tenant, after - before):
+        if not self._take(connection.id, tenant, after - before):
             raise UnavailableError("another connection has the caller")
 
     def remove(self, connection: Connection) -> None:
         """Remove a connection with its callers and its routes; its mailbox stays."""
-        self._changed(connection.no)
-        removed = self._session.dialect.execute("DELETE FROM connection WHERE no = ? RETURNING no", (connection.no,))
+        self._changed(connection.id)
+        removed = self._session.dialect.execute("DELETE FROM connection WHERE no = ? RETURNING no", (connection.id,))
         if removed:
             self._session.add_count((CONNECTIONS, connection.tenant), -len(removed))
-        self._session.dialect.execute("DELETE FROM caller WHERE connection_no = ?", (connection.no,))
-        self._session.dialect.execute(f"{_FORGET_KEYS} FROM route WHERE connection_no = ?)", (connection.no,))
-        self._session.dialect.execute("DELETE FROM route WHERE connection_no = ?", (connection.no,))
-        self._session.dialect.execute("DELETE FROM connection_use WHERE connection_no = ?", (connection.no,))
+        self._session.dialect.execute("DELETE FROM caller WHERE connection_no = ?", (connection.id,))
+        self._session.dialect.execute(f"{_FORGET_KEYS} FROM route WHERE connection_no = ?)", (connection.id,))
+        self._session.dialect.execute("DELETE FROM route WHERE connection_no = ?", (connection.id,))
+        self._session.dialect.execute("DELETE FROM connection_use WHERE connection_no = ?", (connection.id,))
 
     def list(self, tenant: str, after: int, limit: int) -> list[Connection]:
         """Return connections of a tenant behind a number, in order."""
@@ -170,7 +170,7 @@ class Connections(Table):
     def newest(self, tenant: str, limit: int) -> Sequence[int]:
         """Return the numbers of the connections of a tenant that came last, in falling order."""
         sql = "SELECT no FROM connection WHERE tenant = ? ORDER BY no DESC LIMIT ?"
-        return [no for (no,) in self._execute(sql, (tenant, limit))]
+        return [connection_id for (connection_id,) in self._execute(sql, (tenant, limit))]
 
     def named(self, tenant: str, prefix: str, limit: int) -> Sequence[int]:
         """Return the numbers of connections that have a caller, or a key in the keylist, whose name begins so."""
@@ -184,7 +184,7 @@ class Connections(Table):
             )
             for table, name in (("caller", "name"), ("route", "key"))
         ]
-        return list(dict.fromkeys(no for rows in found for (no,) in rows))[:limit]
+        return list(dict.fromkeys(connection_id for rows in found for (connection_id,) in rows))[:limit]
 
     def rows(self, numbers: Sequence[int]) -> Sequence[ConnectionRow]:
         """Return what these connections are compared by, of those that are there, in no order."""
@@ -198,13 +198,16 @@ class Connections(Table):
         )
         behind: dict[int, Row] = {}
         for chunk in chunks([row[4] for row in found if row[4] is not None]):
-            behind |= {no: rest for no, *rest in self._dialect.uncounted(*self._dialect.any_of("mailbox.no", chunk))}
+            behind |= {
+                mailbox_id: rest
+                for mailbox_id, *rest in self._dialect.uncounted(*self._dialect.any_of("mailbox.no", chunk))
+            }
         rows = []
-        for no, state, seen_at, used_at, mailbox_id, address, messages, size, oldest_at in found:
+        for connection_id, state, seen_at, used_at, mailbox_id, address, messages, size, oldest_at in found:
             kept, (more, larger, *_) = orjson.loads(state), behind.get(mailbox_id) or (0, 0)
             seen = max(kept["created_at"], seen_at, used_at)
             counts = (messages or 0) + more, (size or 0) + larger
-            rows.append(ConnectionRow(no, kept["label"], seen, address or "", *counts, oldest_at or 0))
+            rows.append(ConnectionRow(connection_id, kept["label"], seen, address or "", *counts, oldest_at or 0))
         return rows
 
     def unseen(self, since: int, after: ConnectionCursor, limit: int) -> Sequence[Connection]:
@@ -298,18 +301,18 @@ class Routes(Table):
     def of(self, connection: Connection, offset: int, limit: int) -> list[Route]:
         """Return routes of a connection in order of creation, then key."""
         sql = f"{_ROUTE} WHERE connection_no = ? AND tenant = ? ORDER BY created_at, key LIMIT ? OFFSET ?"
-        rows = self._session.dialect.execute(sql, (connection.no, connection.tenant, limit, offset))
+        rows = self._session.dialect.execute(sql, (connection.id, connection.tenant, limit, offset))
         return [_route(row) for row in rows]
 
     def count(self, connection: Connection) -> int:
         """Return how many routes a connection has, without reading them all."""
-        row = self._dialect.first("SELECT routes FROM connection WHERE no = ?", (connection.no,))
+        row = self._dialect.first("SELECT routes FROM connection WHERE no = ?", (connection.id,))
         return 0 if row is None else int(row[0])
 
     def last_used(self, connection: Connection) -> int:
         """Return when mail last came for a key of a connection, or a key was registered; 0 without keys."""
         sql = "SELECT coalesce(max(used_at), 0) FROM route WHERE connection_no = ? AND tenant = ?"
-        return int(self._session.one(sql, (connection.no, connection.tenant))[0])
+        return int(self._session.one(sql, (connection.id, connection.tenant))[0])
 
     def remove_attached(self, mailbox_id: int) -> None:
         """Forget the keys that an operator attached to a mailbox, which is gone (D11)."""
@@ -347,7 +350,7 @@ def _state(connection: Connection) -> bytes:
 
 
 def _connection(row: Row) -> Connection:
-    no, tenant, mailbox_id, seen_at, state = row
+    connection_id, tenant, mailbox_id, seen_at, state = row
     kept: dict[str, Any] = orjson.loads(state)
     # What earlier releases kept as "handed" is not read: its holder may have rejected it, so it comes once more.
     handed, handed_in = kept.get("batch", ((), ()))
@@ -355,7 +358,7 @@ def _connection(row: Row) -> Connection:
     fields: dict[str, Any] = {name: kept[name] for name in _STATE}
     fields |= {name: tuple(kept[name]) for name in _STATE_LISTS}
     return Connection(
-        no=no,
+        id=connection_id,
         tenant=tenant,
         seen_at=seen_at,
         mailbox_id=mailbox_id,
@@ -438,11 +441,11 @@ class Identities(Table):
         """Return the identities of all tenants, retired ones too, in order of their numbers."""
         sql = "SELECT no, tenant, sealed, dids, created_at, retired_at FROM identity ORDER BY no"
         found = [
-            StoredIdentity(no, tenant, sealed, tuple(orjson.loads(dids)), created_at, retired_at)
-            for no, tenant, sealed, dids, created_at, retired_at in self._session.dialect.execute(sql)
+            StoredIdentity(identity_id, tenant, sealed, tuple(orjson.loads(dids)), created_at, retired_at)
+            for identity_id, tenant, sealed, dids, created_at, retired_at in self._session.dialect.execute(sql)
         ]
         self._looked = True
-        self._current = {kept.tenant: kept.no for kept in found if kept.retired_at is None}
+        self._current = {kept.tenant: kept.id for kept in found if kept.retired_at is None}
         return found
 
     def add(self, tenant: str, sealed: bytes, dids: Sequence[str], now: int) -> StoredIdentity:
@@ -477,7 +480,7 @@ class Identities(Table):
                 orjson.dumps(identity.dids),
                 identity.created_at,
                 identity.retired_at,
-                identity.no,
+                identity.id,
             ),
         )
 
@@ -572,15 +575,18 @@ def _row(traffic: Traffic) -> list[int]:
 class Uses(Table):
     """What was counted of connections."""
 
-    def holders(self, mailbox_nos: Sequence[int]) -> dict[int, int]:
+    def holders(self, mailbox_ids: Sequence[int]) -> dict[int, int]:
         """Return the connections that were granted these mailboxes, by mailbox."""
         sql = "SELECT mailbox_no, no FROM connection WHERE {among}"
-        return dict(map(tuple, self._for_each(sql, "mailbox_no", mailbox_nos)))
+        return dict(map(tuple, self._for_each(sql, "mailbox_no", mailbox_ids)))
 
     def add(self, uses: Sequence[ConnectionUse]) -> None:
         """Add to the counts of connections that are still there; ``uses`` are in order of their numbers."""
         there = {
-            no for (no,) in self._for_each("SELECT no FROM connection WHERE {among}", "no", [use.no for use in uses])
+            connection_id
+            for (connection_id,) in self._for_each(
+                "SELECT no FROM connection WHERE {among}", "no", [use.connection_id for use in uses]
+            )
         }
         # Counts that came without a request change no facts.
         facts = ", ".join(f"{name} = coalesce(nullif(excluded.{name}, ''), connection_use.{name})" for name in _FACTS)
@@ -590,18 +596,20 @@ class Uses(Table):
             f" {_sums('connection_use')}, {facts}, seen_at = CASE WHEN excluded.seen_at > connection_use.seen_at"
             " THEN excluded.seen_at ELSE connection_use.seen_at END",
             [
-                (use.no, use.seen_at, use.transport, use.pickup, use.client, *_row(use.traffic))
+                (use.connection_id, use.seen_at, use.transport, use.pickup, use.client, *_row(use.traffic))
                 for use in uses
-                if use.no in there
+                if use.connection_id in there
             ],
         )
 
-    def of(self, nos: Sequence[int]) -> dict[int, ConnectionUse]:
+    def of(self, connection_ids: Sequence[int]) -> dict[int, ConnectionUse]:
         """Return the counts of these connections, of those that have any."""
         sql = f"SELECT connection_no, seen_at, {', '.join(_FACTS)}, {_COLUMNS} FROM connection_use WHERE {{among}}"
         return {
-            no: ConnectionUse(no, seen_at, transport, pickup, client, Traffic(*counts))
-            for no, seen_at, transport, pickup, client, *counts in self._for_each(sql, "connection_no", nos)
+            connection_id: ConnectionUse(connection_id, seen_at, transport, pickup, client, Traffic(*counts))
+            for connection_id, seen_at, transport, pickup, client, *counts in self._for_each(
+                sql, "connection_no", connection_ids
+            )
         }
 
     def add_hours(self, hours: Mapping[int, Traffic], forget_before: int) -> None:

@@ -86,8 +86,8 @@ def test_mail_that_no_wallet_picks_up(store):
     assert not any(finding.level is Level.PROBLEM for finding in found())
     house.advance(2 * DAY)
     (problem,) = [finding for finding in found() if finding.level is Level.PROBLEM]
-    assert problem.text.startswith(f"Mailbox of a wallet, connection {holder.no}")
-    assert f"mediator connections show {holder.no}" in problem.advice
+    assert problem.text.startswith(f"Mailbox of a wallet, connection {holder.id}")
+    assert f"mediator connections show {holder.id}" in problem.advice
     # A FETCH of a group would take nothing off the wallet's queue.
     assert not any("mediator fetch" in finding.advice for finding in found())
 

@@ -48,7 +48,7 @@ def connect(tx, caller=ALICE, tenant=TENANT, **more) -> Connection:
 
 
 def lead(tx, key, connection=None, *, tenant=TENANT, mailbox_id=7, address="box", created_at=T0) -> Route:
-    no = None if connection is None else connection.no
+    no = None if connection is None else connection.id
     route = Route(tenant, key, address, mailbox_id, no, created_at, created_at)
     tx.routes.put(route)
     return route
@@ -79,7 +79,7 @@ def test_a_connection_comes_back_as_it_was_kept(store, reopen):
             invitation="i",
         )
         assert connection == Connection(
-            no=connection.no,
+            id=connection.id,
             tenant=TENANT,
             generation=Generation.V2,
             their_did="did:peer:4zQm:z" + "x" * 8000,
@@ -113,7 +113,7 @@ def test_a_connection_comes_back_as_it_was_kept(store, reopen):
         tx.connections.save(changed)
     for transaction in (store.transaction, store.reading):
         with within(transaction(), MediationTransaction) as tx:
-            assert tx.connections.get(connection.no) == changed
+            assert tx.connections.get(connection.id) == changed
             assert tx.connections.called(TENANT, BOB) == changed
             assert tx.connections.called(TENANT, LONGEST) == changed
             assert tx.connections.called(TENANT, ALICE) is None
@@ -167,12 +167,12 @@ def test_a_caller_is_of_one_connection_only(store):
         assert tx.connections.count(TENANT) == 1
     with within(store.transaction(), MediationTransaction) as tx:
         second = connect(tx, BOB)
-        assert second.no > first.no
+        assert second.id > first.id
     with pytest.raises(UnavailableError), within(store.transaction(), MediationTransaction) as tx:
         tx.connections.save(replace(second, callers=(BOB, ALICE)))
     with within(store.transaction(), MediationTransaction) as tx:
         assert tx.connections.called(TENANT, ALICE) == first
-        assert tx.connections.get(second.no) == second
+        assert tx.connections.get(second.id) == second
 
 
 @pytest.mark.rule("D8")
@@ -184,15 +184,15 @@ def test_a_caller_moves_when_its_connection_gives_it_up_first(store):
         tx.connections.save(replace(second, callers=(BOB, ALICE)))
     with within(store.transaction(), MediationTransaction) as tx:
         found = tx.connections.called(TENANT, ALICE)
-        assert (found.no, found.callers) == (second.no, (BOB, ALICE))
-        assert tx.connections.called(TENANT, "a2").no == first.no
+        assert (found.id, found.callers) == (second.id, (BOB, ALICE))
+        assert tx.connections.called(TENANT, "a2").id == first.id
 
 
 @pytest.mark.rule("D8")
 def test_each_tenant_has_connections_of_its_own(store):
     with within(store.transaction(), MediationTransaction) as tx:
         here, there = connect(tx), connect(tx, tenant="other")
-        assert here.no != there.no
+        assert here.id != there.id
         assert tx.connections.called(TENANT, ALICE) == here
         assert tx.connections.called("other", ALICE) == there
         tx.connections.remove(here)
@@ -231,8 +231,8 @@ def test_connections_are_listed_in_pages(store):
         made = [connect(tx, f"c{number}") for number in range(5)]
         other = connect(tx, tenant="other")
         assert tx.connections.list(TENANT, 0, 2) == made[:2]
-        assert tx.connections.list(TENANT, made[1].no, 2) == made[2:4]
-        assert tx.connections.list(TENANT, made[4].no, 2) == []
+        assert tx.connections.list(TENANT, made[1].id, 2) == made[2:4]
+        assert tx.connections.list(TENANT, made[4].id, 2) == []
         assert tx.connections.list("other", 0, ALL) == [other]
         assert tx.connections.count(TENANT) == 5
 
@@ -247,14 +247,14 @@ def test_connections_are_compared_and_found_by_names(store):
             put(tx, mailbox, b"four", created_at=T0 + number)
         lead(tx, "did:key:z6MkAlso", bob)
         lead(tx, "did:key:z6MkAll", None)
-        tx.uses.add([ConnectionUse(bob.no, seen_at=T0 + 7)])
+        tx.uses.add([ConnectionUse(bob.id, seen_at=T0 + 7)])
     with within(store.reading(), MediationTransaction) as tx:
-        assert tx.connections.newest(TENANT, 1) == [bob.no]
+        assert tx.connections.newest(TENANT, 1) == [bob.id]
         for prefix, found in {"did:key:z6MkAl": [alice, bob], ALICE: [alice], "did:peer": [bob], "did:x": []}.items():
-            assert tx.connections.named(TENANT, prefix, 9) == [one.no for one in found], prefix
-        assert sorted(tx.connections.rows([bob.no, alice.no, 999])) == [
-            ConnectionRow(alice.no, ODD, T0 + 5, mailbox.address, 3, 12, T0),
-            ConnectionRow(bob.no, "", T0 + 7, "", 0, 0, 0),
+            assert tx.connections.named(TENANT, prefix, 9) == [one.id for one in found], prefix
+        assert sorted(tx.connections.rows([bob.id, alice.id, 999])) == [
+            ConnectionRow(alice.id, ODD, T0 + 5, mailbox.address, 3, 12, T0),
+            ConnectionRow(bob.id, "", T0 + 7, "", 0, 0, 0),
         ]
 
 
@@ -266,10 +266,10 @@ def test_connections_are_found_by_when_they_were_last_seen(store):
             tx.connections.save(replace(connection, seen_at=at))
     with within(store.reading(), MediationTransaction) as tx:
         first = ConnectionCursor(-1, 0)
-        assert [one.no for one in tx.connections.unseen(T0 + 9, first, 9)] == [early.no, twin.no, late.no]
-        assert [one.no for one in tx.connections.unseen(T0 + 8, first, 9)] == [early.no, twin.no]
-        assert [one.no for one in tx.connections.unseen(T0 + 9, ConnectionCursor(T0, early.no), 1)] == [twin.no]
-        assert tx.connections.unseen(T0 + 9, ConnectionCursor(T0 + 9, late.no), 9) == []
+        assert [one.id for one in tx.connections.unseen(T0 + 9, first, 9)] == [early.id, twin.id, late.id]
+        assert [one.id for one in tx.connections.unseen(T0 + 8, first, 9)] == [early.id, twin.id]
+        assert [one.id for one in tx.connections.unseen(T0 + 9, ConnectionCursor(T0, early.id), 1)] == [twin.id]
+        assert tx.connections.unseen(T0 + 9, ConnectionCursor(T0 + 9, late.id), 9) == []
         assert tx.connections.unseen(T0 - 1, first, 9) == []
 
 
@@ -292,7 +292,7 @@ def test_the_end_of_a_connection_frees_its_callers_and_its_keys(store):
         kept, attached = lead(tx, "k3", stays), lead(tx, "k4")
     with within(store.transaction(), MediationTransaction) as tx:
         tx.connections.remove(gone)
-        assert tx.connections.get(gone.no) is None
+        assert tx.connections.get(gone.id) is None
         assert tx.connections.called(TENANT, ALICE) is tx.connections.called(TENANT, "a2") is None
         assert [tx.routes.find(TENANT, f"k{number}") for number in range(1, 5)] == [None, None, kept, attached]
         assert tx.routes.of(gone, 0, ALL) == []
@@ -300,7 +300,7 @@ def test_the_end_of_a_connection_frees_its_callers_and_its_keys(store):
         tx.connections.remove(gone)
     with within(store.transaction(), MediationTransaction) as tx:
         again = connect(tx, (ALICE, "a2"))
-        assert again.no not in (gone.no, stays.no)
+        assert again.id not in (gone.id, stays.id)
         assert tx.routes.count(again) == 0
         lead(tx, "k1", again)
 
@@ -416,7 +416,7 @@ def test_a_route_is_not_taken_from_who_has_it_by_now(store):
         with pytest.raises(UnavailableError), within(store.transaction(), MediationTransaction) as tx:
             lead(tx, "k", holder)
     with within(store.transaction(), MediationTransaction) as tx:
-        tx.routes.remove(replace(route, connection_id=second.no))
+        tx.routes.remove(replace(route, connection_id=second.id))
         tx.routes.remove(replace(route, connection_id=None))
         assert tx.routes.find(TENANT, "k") == route
         assert (tx.routes.count(first), tx.routes.count(second)) == (1, 0)
@@ -522,7 +522,7 @@ def test_a_new_identity_retires_the_others_of_its_tenant(store, reopen):
         first = tx.identities.add(TENANT, bytes(range(256)), ("did:web:a", "did:peer:2." + "x" * 4000), T0)
         other = tx.identities.add("other", b"o", [], T0)
         assert first == StoredIdentity(
-            first.no, TENANT, bytes(range(256)), ("did:web:a", "did:peer:2." + "x" * 4000), T0
+            first.id, TENANT, bytes(range(256)), ("did:web:a", "did:peer:2." + "x" * 4000), T0
         )
     with within(store.transaction(), MediationTransaction) as tx:
         second = tx.identities.add(TENANT, b"2", ("did:web:a",), T0 + 1)
@@ -539,7 +539,7 @@ def test_a_new_identity_retires_the_others_of_its_tenant(store, reopen):
             replace(second, retired_at=T0 + 2, sealed=b"22"),
             known,
         ]
-        assert [kept.no for kept in tx.identities.all()] == sorted(kept.no for kept in tx.identities.all())
+        assert [kept.id for kept in tx.identities.all()] == sorted(kept.id for kept in tx.identities.all())
 
 
 # Transactions.
@@ -548,7 +548,7 @@ def test_a_new_identity_retires_the_others_of_its_tenant(store, reopen):
 @pytest.mark.rule("A8", "D8")
 def test_a_rollback_takes_all_of_mediation_back(store, reopen):
     def picture(tx):
-        first = tx.connections.get(connection.no)
+        first = tx.connections.get(connection.id)
         return [
             *(tx.connections.called(TENANT, caller) for caller in (ALICE, BOB, "a2")),
             tx.connections.list(TENANT, 0, ALL),
@@ -750,21 +750,21 @@ def test_counts_of_connections_add_up_and_go_with_them(store):
     with within(store.transaction(), MediationTransaction) as tx:
         alice, bob = connect(tx, ALICE), connect(tx, BOB)
         tx.connections.save(replace(bob, mailbox_id=7, address="box"))
-        assert tx.uses.holders([7, 8]) == {7: bob.no}
-        first = ConnectionUse(alice.no, T0, "http", "2.0", "okhttp/4", Traffic(1, 10))
+        assert tx.uses.holders([7, 8]) == {7: bob.id}
+        first = ConnectionUse(alice.id, T0, "http", "2.0", "okhttp/4", Traffic(1, 10))
         gone = ConnectionUse(10_000, T0, "http")
-        tx.uses.add([first, ConnectionUse(bob.no, traffic=Traffic(delivered=1)), gone])
+        tx.uses.add([first, ConnectionUse(bob.id, traffic=Traffic(delivered=1)), gone])
     with within(store.transaction(), MediationTransaction) as tx:
-        tx.uses.add([ConnectionUse(alice.no, traffic=Traffic(2, 20, 3, 30, 4, 40))])
-        tx.uses.add([ConnectionUse(alice.no, T0 + 5, "ws")])
-        tx.uses.add([ConnectionUse(alice.no, T0 + 1)])
+        tx.uses.add([ConnectionUse(alice.id, traffic=Traffic(2, 20, 3, 30, 4, 40))])
+        tx.uses.add([ConnectionUse(alice.id, T0 + 5, "ws")])
+        tx.uses.add([ConnectionUse(alice.id, T0 + 1)])
     with within(store.transaction(), MediationTransaction) as tx:
-        assert tx.uses.of([alice.no, bob.no, gone.no]) == {
-            alice.no: ConnectionUse(alice.no, T0 + 5, "ws", "2.0", "okhttp/4", Traffic(3, 30, 3, 30, 4, 40)),
-            bob.no: ConnectionUse(bob.no, traffic=Traffic(delivered=1)),
+        assert tx.uses.of([alice.id, bob.id, gone.connection_id]) == {
+            alice.id: ConnectionUse(alice.id, T0 + 5, "ws", "2.0", "okhttp/4", Traffic(3, 30, 3, 30, 4, 40)),
+            bob.id: ConnectionUse(bob.id, traffic=Traffic(delivered=1)),
         }
         tx.connections.remove(alice)
-        assert list(tx.uses.of([alice.no, bob.no])) == [bob.no]
+        assert list(tx.uses.of([alice.id, bob.id])) == [bob.id]
 
 
 def test_counts_of_hours_add_up_and_old_ones_are_forgotten(store):

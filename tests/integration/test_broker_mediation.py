@@ -48,7 +48,7 @@ async def test_a_key_that_moved_leads_to_its_new_holder(mediation):
     await mediation.forward(forward)
     await mediation.update_keylist(bob, [KeylistUpdate(key(10), "add")], frozenset({key(10)}), ())
     assert (await mediation.forward(forward)).queued == 1
-    await mediation.disconnect("default", bob.no)
+    await mediation.disconnect("default", bob.id)
     assert await mediation.forward(forward) == ForwardOutcome(unroutable=1)
     assert payloads(await mediation.deliver(alice, 100, AMPLE)) == [b"mail"]
 

@@ -155,7 +155,7 @@ async def test_a_connection_that_nobody_uses_is_shown_and_removed(tmp_path: Path
             assert await once(closed) == ["nothing to remove"]
         first, example = await once(settings(tmp_path), dry_run=True)
         assert first == "1 connections: not used for long, and no mail waits"
-        assert f"number {gone.no}, expired" in example
+        assert f"number {gone.id}, expired" in example
         assert rows(tmp_path, "connection") == 1
         assert await once(settings(tmp_path)) == ["removed 1 connections, 1 mailboxes"]
     assert rows(tmp_path, "connection") == rows(tmp_path, "caller") == rows(tmp_path, "mailbox") == 0

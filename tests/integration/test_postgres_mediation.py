@@ -79,12 +79,12 @@ def test_a_peer_connecting_at_all_instances_is_one(store, instances):
                 for own in instances
             )
         )
-        assert len({connection.no for connection in found}) == 1
+        assert len({connection.id for connection in found}) == 1
         with within(store.reading(), MediationTransaction) as tx:
             assert tx.connections.count(TENANT) == turn + 1
             kept = tx.connections.called(TENANT, f"a{turn}")
             assert kept == tx.connections.called(TENANT, f"b{turn}")
-            assert kept.no == found[0].no
+            assert kept.id == found[0].id
 
 
 @pytest.mark.rule("D7", "D8")
@@ -95,12 +95,12 @@ def test_changes_of_several_instances_are_all_kept(store, instances):
     def change(number: int) -> None:
         for turn in range(30):
             with within(instances[number].transaction(), MediationTransaction) as tx:
-                found = tx.connections.get(connection.no) if turn % 2 else tx.connections.called(TENANT, "c")
+                found = tx.connections.get(connection.id) if turn % 2 else tx.connections.called(TENANT, "c")
                 tx.connections.save(replace(found, handed=(*found.handed, 100 * number + turn)))
 
     together(*(lambda number=number: change(number) for number in range(INSTANCES)))
     with within(store.reading(), MediationTransaction) as tx:
-        handed = tx.connections.get(connection.no).handed
+        handed = tx.connections.get(connection.id).handed
     assert sorted(handed) == [100 * number + turn for number in range(INSTANCES) for turn in range(30)]
 
 
@@ -150,7 +150,7 @@ def test_a_connection_ends_while_its_mailbox_is_locked(url, store, instances):
         ender.start()
         wait_for_a_lock(url)
         # Who waits for the mailbox has not locked the connection, or neither would ever go on.
-        tx.connections.save(replace(tx.connections.get(holder.no), handed=(1,)))
+        tx.connections.save(replace(tx.connections.get(holder.id), handed=(1,)))
     ender.join(DEADLINE)
     assert ended == [None]
     with within(store.reading(), MediationTransaction) as tx:

@@ -175,7 +175,7 @@ async def test_a_holder_that_takes_its_mail_is_seen(home: Setup) -> None:
     await home.forward(b"{}")
     await home.endpoint.count(1)
     await home.idle()
-    assert (await home.mediation.get_connection(holder.no)).seen_at > 0
+    assert (await home.mediation.get_connection(holder.id)).seen_at > 0
 
 
 @pytest.mark.rule("D10", "D7")
@@ -314,7 +314,7 @@ async def test_who_has_no_endpoint_is_not_relayed_to(home: Setup, endpoint: str 
 @pytest.mark.rule("D10")
 async def test_who_has_a_session_is_not_relayed_to(home: Setup) -> None:
     holder = await home.holder()
-    home.live.add(holder.no)
+    home.live.add(holder.id)
     await home.forward(b"1")
     await home.idle()
     home.live.clear()
@@ -327,7 +327,7 @@ async def test_a_session_that_begins_meanwhile_ends_the_relay(home: Setup) -> No
     holder = await home.holder()
 
     async def handler(_request: web.Request, _body: bytes) -> web.Response:
-        home.live.add(holder.no)
+        home.live.add(holder.id)
         return web.Response()
 
     home.endpoint.handler = handler
@@ -345,7 +345,7 @@ async def test_a_session_between_two_attempts_ends_the_relay(home: Setup) -> Non
     home.pauses.go.clear()
     await home.forward(b"1")
     await until(lambda: len(home.pauses.taken) == 1)
-    home.live.add(holder.no)
+    home.live.add(holder.id)
     home.pauses.go.set()
     await home.idle()
     assert (await home.waits(holder), home.endpoint.got) == ([b"1"], [b"1"])

@@ -96,7 +96,7 @@ def test_a_database_of_the_first_version_is_migrated_whole(open_store, take_back
         connection = tx.table(MediationTransaction).connections.add(
             NewConnection(TENANT, Generation.V1, "did:x:1", "did:x:me", ("did:x:1",), T0)
         )
-        tx.table(MediationTransaction).routes.put(Route(TENANT, "did:x:2", "a", get(tx).id, connection.no, T0, T0))
+        tx.table(MediationTransaction).routes.put(Route(TENANT, "did:x:2", "a", get(tx).id, connection.id, T0, T0))
         [retired] = tx.mailboxes.retired(ALL)
         tx.mailboxes.drop(retired)
         agent = tx.table(RegistryTables).agents.add(registration("a"), 0, T0)
@@ -127,12 +127,12 @@ def test_mediation_never_reads_a_whole_table(tmp_path):
                 NewConnection(TENANT, Generation.V1, "did:x:1", "did:x:me", ("did:x:1",), T0)
             )
             tx.table(MediationTransaction).connections.save(connection)
-            tx.table(MediationTransaction).connections.get(connection.no)
+            tx.table(MediationTransaction).connections.get(connection.id)
             tx.table(MediationTransaction).connections.called(TENANT, "did:x:1")
             tx.table(MediationTransaction).connections.of_mailbox(mailbox.id)
             tx.table(MediationTransaction).connections.list(TENANT, 0, ALL)
             tx.table(MediationTransaction).connections.count(TENANT)
-            route = Route(TENANT, "did:x:2", "a", mailbox.id, connection.no, T0, T0)
+            route = Route(TENANT, "did:x:2", "a", mailbox.id, connection.id, T0, T0)
             tx.table(MediationTransaction).routes.put(route)
             tx.table(MediationTransaction).routes.put(route)
             tx.table(MediationTransaction).routes.used(route, T0)
@@ -237,9 +237,9 @@ def test_dids_registered_before_are_found_by_their_keys(open_store, take_back):
         )
         for number in range(2500):
             did = f"did:peer:2.Ez6LSkey{number}.SeyJ0IjoiZG0ifQ"
-            tx.table(MediationTransaction).routes.put(Route(TENANT, did, "a", 1, connection.no, T0, T0))
+            tx.table(MediationTransaction).routes.put(Route(TENANT, did, "a", 1, connection.id, T0, T0))
         for did in (old, "did:key:z6MkX", "did:peer:4zQm", "did:web:Ez6LSweb.example"):
-            tx.table(MediationTransaction).routes.put(Route(TENANT, did, "a", 1, connection.no, T0, T0))
+            tx.table(MediationTransaction).routes.put(Route(TENANT, did, "a", 1, connection.id, T0, T0))
     take_back(NAMES.index("0019_route_keys"))
     with contextlib.closing(open_store()) as store, store.transaction() as tx:
         routes = tx.table(MediationTransaction).routes
@@ -289,4 +289,4 @@ def test_a_batch_of_an_earlier_version_is_not_confirmed(open_store, database):
             f"UPDATE connection SET state = {database[1].param}", (orjson.dumps(kept | {"handed": [0, 1]}),)
         )
     with contextlib.closing(open_store()) as store, store.reading() as tx:
-        assert tx.table(MediationTransaction).connections.get(connection.no) == connection
+        assert tx.table(MediationTransaction).connections.get(connection.id) == connection

@@ -8,7 +8,7 @@ from pickup.rules.tables import CONNECTIONS
 
 def connection(no: int, *callers: str) -> Connection:
     return Connection(
-        no=no, tenant="t", generation=Generation.V1, their_did="d", my_did="m", callers=callers, created_at=0
+        id=no, tenant="t", generation=Generation.V1, their_did="d", my_did="m", callers=callers, created_at=0
     )
 
 

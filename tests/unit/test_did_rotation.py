@@ -28,7 +28,7 @@ async def rotated(door: Door, peer: Peer, name: str = "new", **more: Any) -> tup
 @pytest.mark.rule("D14")
 async def test_a_wallet_keeps_all_when_it_rotates_its_did(door: Door) -> None:
     old = await door.holder(1, HELD, generation=V2)
-    no = (await old.connected()).no
+    no = (await old.connected()).id
     await door.forward(HELD, envelope("before"))
     new, header = await rotated(door, old)
     # It goes on with the header until it hears from us.
@@ -38,7 +38,7 @@ async def test_a_wallet_keeps_all_when_it_rotates_its_did(door: Door) -> None:
     answer = await new.ask(FETCH, {"limit": 9})
     assert answer.marks == ["before", "after"]
     assert answer.raw["to"] == [new.sender]
-    assert (await new.connected()).no == no
+    assert (await new.connected()).id == no
     assert (await new.ask("messagepickup/3.0/messages-received", {"message_id_list": list(answer.attached)})).body[
         "message_count"
     ] == 0
@@ -49,7 +49,7 @@ async def test_a_wallet_keeps_all_when_it_rotates_its_did(door: Door) -> None:
     )
     assert added.body["updated"][0]["result"] == "success"
     assert (await new.ask("coordinate-mediation/3.0/mediate-request")).name == "mediate-grant"
-    assert (await new.connected()).no == no
+    assert (await new.connected()).id == no
 
 
 @pytest.mark.rule("D14")
@@ -76,13 +76,13 @@ async def test_live_mode_goes_on_under_the_new_did(door: Door) -> None:
 @pytest.mark.rule("D14")
 async def test_a_wallet_rotates_again_and_again(door: Door) -> None:
     peer = await door.holder(1, HELD, generation=V2)
-    no = (await peer.connected()).no
+    no = (await peer.connected()).id
     for name in "abc":
         peer, header = await rotated(door, peer, name)
         await peer.ask(STATUS, **header)
         await peer.ask(STATUS, **header)
         door.now += ROTATION_PAUSE
-    assert (await peer.connected()).no == no
+    assert (await peer.connected()).id == no
 
 
 @pytest.mark.rule("D14")
@@ -195,7 +195,7 @@ async def test_v1_knows_no_from_prior(door: Door) -> None:
 async def test_a_wallet_ends_its_connection(door: Door, sealed: bool) -> None:
     peer, socket = await door.holder(1, HELD, generation=V2), Wire(persistent=True)
     await peer.ask(LIVE, {"live_delivery": True}, wire=socket)
-    no = (await peer.connected()).no
+    no = (await peer.connected()).id
     more = {} if sealed else {"aud": V2_DID}
     header = from_prior(peer.sender, None, door.now // 1000, **more)
     who = peer if sealed else Peer(door, V2, None)  # type: ignore[arg-type]

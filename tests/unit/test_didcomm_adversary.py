@@ -277,7 +277,7 @@ async def test_an_old_ping_takes_no_mail_to_another_socket(door: Door) -> None:
     thief.pongs.set()
     await again(door, peer, thief)
     await door.sessions.left(thief)
-    assert door.sessions.has((await peer.connected()).no)
+    assert door.sessions.has((await peer.connected()).id)
     assert thief.frames == []
 
 

@@ -319,7 +319,7 @@ async def test_after_a_move_the_old_dids_resolve_and_open(broker: Counting) -> N
     old = (await opened(broker, "http://127.0.0.1:8080/didcomm")).current(TENANT)
     identities = await opened(broker, URL)
     new = identities.current(TENANT)
-    assert (new.no, new.key) == (old.no, old.key)
+    assert (new.id, new.key) == (old.id, old.key)
     assert new.v2_did != old.v2_did
     assert identities.document(old.v2_did).services[0].endpoint == "http://127.0.0.1:8080/didcomm"
     for did in (old.v2_did, old.v1_did, canonical(old.v1_did) or ""):

@@ -175,7 +175,7 @@ class Setup:
         await finish(after, answered=False)
 
     async def ended(self, connection: Connection) -> None:
-        await until(lambda: not self.sessions.has(connection.no))
+        await until(lambda: not self.sessions.has(connection.id))
 
     async def beside(self, instance: str, air: Air | None, behind: int = 0) -> "Setup":
         """Run another instance on the same store, whose clock is ``behind`` by milliseconds."""
@@ -269,7 +269,7 @@ async def test_nothing_falls_between_the_status_and_the_first_push(home: Setup) 
 async def test_without_a_way_back_for_the_status_nothing_is_pushed(home: Setup) -> None:
     holder, line = await home.holder(), Line()
     await home.live(holder, line, answered=False)
-    assert not home.sessions.has(holder.no)
+    assert not home.sessions.has(holder.id)
 
 
 @pytest.mark.rule("D6")
@@ -338,7 +338,7 @@ async def test_sessions_end_with_their_channel(home: Setup) -> None:
     await home.live(three, own)
     await home.sessions.left(shared)
     await home.sessions.left(Line())
-    assert [home.sessions.has(holder.no) for holder in (one, two, three)] == [False, False, True]
+    assert [home.sessions.has(holder.id) for holder in (one, two, three)] == [False, False, True]
     assert home.registry.get_sample_value("mediator_didcomm_live") == 1
 
 
@@ -417,9 +417,9 @@ async def test_the_newest_session_wins_whatever_the_clocks_say(home: Setup, behi
         await newer.live(holder, Line())
         await told(air, 2)
         air.carry()
-        assert newer.sessions.has(holder.no)
-        assert not older.sessions.has(holder.no)
-        assert older.sessions.has(other.no)
+        assert newer.sessions.has(holder.id)
+        assert not older.sessions.has(holder.id)
+        assert older.sessions.has(other.id)
 
 
 async def told(air: Air, number: int) -> None:
@@ -447,7 +447,7 @@ async def test_of_two_sessions_begun_at_once_one_stays(home: Setup) -> None:
     await two.live(holder, Line())
     await told(air, 2)
     air.carry()
-    assert one.sessions.has(holder.no) != two.sessions.has(holder.no)
+    assert one.sessions.has(holder.id) != two.sessions.has(holder.id)
 
 
 @pytest.mark.rule("A7")
@@ -473,7 +473,7 @@ async def test_announcements_that_are_none_are_ignored(home: Setup) -> None:
     hash, instance = mine[: module.WAKE_KEY_BYTES], b"two"
     air.told = [b"", b"x", mine, mine[:20], hash + b"\xff" * 8 + instance, hash + bytes(8) + instance, os.urandom(5000)]
     air.carry()
-    assert one.sessions.has(holder.no)
+    assert one.sessions.has(holder.id)
     await one.live(holder, Line())
 
 
@@ -507,7 +507,7 @@ async def test_what_the_peer_did_not_confirm_stays(home: Setup) -> None:
 async def test_implicit_pickup_needs_a_socket_without_live_mode(home: Setup) -> None:
     holder, line = await home.holder(), Line()
     await home.implicit(holder, Line(persistent=False))
-    assert not home.sessions.has(holder.no)
+    assert not home.sessions.has(holder.id)
     await home.live(holder, line)
     await home.implicit(holder, line)
     assert home.sessions.pushes_to(holder, line)
@@ -535,5 +535,5 @@ async def test_after_the_close_nothing_is_pushed_or_begun(home: Setup) -> None:
     await home.sessions.close()
     await home.forward(b"mail")
     await home.live(holder, line)
-    assert not home.sessions.has(holder.no)
+    assert not home.sessions.has(holder.id)
     assert (line.sent, await home.waits(holder)) == ([], 1)

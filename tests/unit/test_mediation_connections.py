@@ -34,7 +34,7 @@ def test_a_peer_that_connects_again_is_the_same_and_is_updated(house: Mediation)
     first = house.connect(ALICE, ALICE_2, endpoint="http://a", label="phone")
     house.advance(HOUR)
     again = house.connect(ALICE, endpoint="http://b", label="new phone", their_did="did:sov:new", my_did="did:x:new")
-    assert again.no == first.no
+    assert again.id == first.id
     assert (again.endpoint, again.label, again.their_did, again.my_did) == (
         "http://b",
         "new phone",
@@ -51,16 +51,16 @@ def test_a_proven_caller_moves_from_another_connection(house: Mediation) -> None
     old = house.grant(house.connect(ALICE, ALICE_2))
     bob = house.connect(BOB)
     moved = house.connect(BOB, ALICE_2)
-    assert moved.no == bob.no
+    assert moved.id == bob.id
     assert house.called(ALICE_2) == moved
     kept = house.called(ALICE)
-    assert (kept.no, kept.callers, kept.mailbox_id) == (old.no, (ALICE,), old.mailbox_id)
+    assert (kept.id, kept.callers, kept.mailbox_id) == (old.id, (ALICE,), old.mailbox_id)
 
 
 @pytest.mark.rule("A6", "D8")
 def test_the_same_caller_in_two_tenants_is_two_connections(house: Mediation) -> None:
     here, there = house.connect(ALICE), house.connect(ALICE, tenant="other")
-    assert here.no != there.no
+    assert here.id != there.id
     assert house.called(ALICE) == here
     assert house.called(ALICE, "other") == there
 
@@ -114,7 +114,7 @@ def test_a_v2_peer_is_met_once(house: Mediation) -> None:
     assert (first.their_did, first.callers) == (LONG, (SHORT,))
     # The short form holds no document, so it must not take the place of the long one.
     again = house.meet(SHORT, SHORT, my_did="did:peer:2.rotated")
-    assert (again.no, again.their_did, again.my_did) == (first.no, LONG, "did:peer:2.rotated")
+    assert (again.id, again.their_did, again.my_did) == (first.id, LONG, "did:peer:2.rotated")
 
 
 def test_a_v2_peer_gets_its_long_form_later(house: Mediation) -> None:
@@ -281,7 +281,7 @@ def test_a_rotated_did_has_all_that_the_old_one_had(house: Mediation) -> None:
     house.forward(key(10), b"before")
     after = house.rotate(ALICE, ALICE_2, endpoint="http://new")
     assert after == house.called(ALICE_2)
-    assert (after.no, after.mailbox_id, after.callers) == (before.no, before.mailbox_id, (ALICE_2,))
+    assert (after.id, after.mailbox_id, after.callers) == (before.id, before.mailbox_id, (ALICE_2,))
     assert (after.their_did, after.endpoint) == (ALICE_2, "http://new")
     assert house.called(ALICE) is None
     house.forward(key(10), b"after")
@@ -308,12 +308,12 @@ def test_an_old_rotation_never_brings_an_old_did_back(house: Mediation) -> None:
     with pytest.raises(BadRequestError, match="from_prior: was used before"):
         house.rotate(ALICE, ALICE_2, START)
     house.advance(HOUR)
-    assert house.rotate(ALICE, BOB).no == first.no
+    assert house.rotate(ALICE, BOB).id == first.id
     house.advance(ROTATION_PAUSE)
     house.rotate(BOB, ALICE)
     with pytest.raises(BadRequestError, match="from_prior: older"):
         house.rotate(ALICE, ALICE_2, house.now - 1000, b"another")
-    assert house.called(ALICE).no == first.no
+    assert house.called(ALICE).id == first.id
 
 
 @pytest.mark.rule("D14", "D13")
@@ -324,10 +324,10 @@ def test_a_connection_is_rotated_once_a_minute(house: Mediation) -> None:
     house.advance(ROTATION_PAUSE - 1)
     with pytest.raises(RateLimitedError, match="retry after 1 s"):
         house.rotate(ALICE_2, BOB)
-    assert house.called(ALICE_2).no == first.no
+    assert house.called(ALICE_2).id == first.id
     assert house.called(BOB) is None
     house.advance(1)
-    assert house.rotate(ALICE_2, BOB).no == first.no
+    assert house.rotate(ALICE_2, BOB).id == first.id
     # It may end at any time.
     assert house.rotate(BOB, None) is None
 

@@ -100,6 +100,6 @@ def test_a_dry_run_names_some_and_shows_no_address(house: Mediation) -> None:
         False,
     )
     assert [(one.tenant, one.address, one.number, one.expired_at) for one in finding.examples] == [
-        (TENANT, redact(holder.address or ""), holder.no, house.now) for holder in holders[:2]
+        (TENANT, redact(holder.address or ""), holder.id, house.now) for holder in holders[:2]
     ]
     assert house.forget() == 3

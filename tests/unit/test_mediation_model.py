@@ -121,7 +121,7 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
             connection = self.house.grant(self.house.connect(key(number), tenant=tenant))
             assert connection.mailbox_id is not None
             before = self.connections.get(holder)
-            assert before is None or before.no == connection.no
+            assert before is None or before.id == connection.id
             self.connections[holder], self.seen[holder] = connection, self.now
             queue = self.queues.get(holder)
             if queue is None:
@@ -337,7 +337,7 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
                 for name in KEYS:
                     route = self.house.route(name, tenant)
                     held = self.held.get((tenant, name))
-                    no = None if held is None else self.connections[held.holder].no
+                    no = None if held is None else self.connections[held.holder].id
                     assert (None if route is None else route.connection_id) == no
 
         @invariant()

@@ -78,7 +78,7 @@ async def test_any_other_ping_picks_nothing_up(door: Door, why: str) -> None:
     wire = Wire(persistent=why != "http")
     route = None if why == "no return route" else "all"
     await peer.tell(PING[V1], {"response_requested": why == "answer wanted"}, wire=wire, route=route)
-    assert not door.sessions.has((await peer.connected()).no)
+    assert not door.sessions.has((await peer.connected()).id)
     assert [answer.name for answer in wire.answers] == (["ping_response"] if why == "answer wanted" else [])
 
 

@@ -607,7 +607,7 @@ async def test_live_mode_needs_a_persistent_transport(door: Door, version: Versi
             assert answer.problem == ("e.m.live-mode-not-supported", text)
             assert answer.pthid == "thread"
             assert ("description" in answer.body) == (version.generation is V1)
-    assert not door.sessions.has((await peer.connected()).no)
+    assert not door.sessions.has((await peer.connected()).id)
     assert door.meter("mediator_didcomm_problem_reports_total", code="live_mode_not_supported") == 1
 
 

@@ -108,7 +108,7 @@ async def test_mail_for_a_sleeping_phone_rings_it_without_the_mail() -> None:
         await door.webhook.count(1)
         assert door.webhook.rings == [
             {
-                "connection": connection.no,
+                "connection": connection.id,
                 "service": "fcm",
                 "platform": "android",
                 "token": "token-1",
@@ -125,15 +125,15 @@ async def test_a_device_that_is_gone_is_forgotten() -> None:
         await until(lambda: door.counted("gone") == 1)
 
         async def forgotten() -> bool:
-            kept = await door.mediation.get_connection(gone.no)
+            kept = await door.mediation.get_connection(gone.id)
             return kept is not None and kept.device is None
 
         await until(forgotten)
         assert len(door.webhook.rings) == 1
         newer = PushDevice("token-2", "android")
         changed = await door.holder(2, newer)
-        await door.mediation.forget_push_device(changed.no, DEVICE)
-        kept = await door.mediation.get_connection(changed.no)
+        await door.mediation.forget_push_device(changed.id, DEVICE)
+        kept = await door.mediation.get_connection(changed.id)
         assert kept is not None
         assert kept.device == newer
 
@@ -160,14 +160,14 @@ async def test_a_burst_notifies_once_and_again_after_the_pause() -> None:
         # Another holder's ring shows that nothing more was due before it.
         await door.send(await door.holder(2))
         await door.webhook.count(3)
-        assert door.webhook.rings[2]["connection"] != connection.no
+        assert door.webhook.rings[2]["connection"] != connection.id
 
 
 async def test_nobody_is_rung_who_is_awake_has_no_device_or_no_mail() -> None:
     async with hall(Webhook(), grace=1.0) as door:
         awake, silent, quick, last = [await door.holder(number) for number in range(1, 5)]
         await door.mediation.set_push_device(silent, None)
-        door.awake.add(awake.no)
+        door.awake.add(awake.id)
         await door.broker.create(Create("default", "agent.inbox"))
         await door.broker.send(Send("default", "agent.inbox", Draft(b"no mail of a phone")))
         for connection in (awake, silent, quick):
@@ -175,13 +175,13 @@ async def test_nobody_is_rung_who_is_awake_has_no_device_or_no_mail() -> None:
         await door.fetch_all(quick)
         await door.send(last)
         await door.webhook.count(1)
-        assert [ring["connection"] for ring in door.webhook.rings] == [last.no]
+        assert [ring["connection"] for ring in door.webhook.rings] == [last.id]
 
 
 async def test_who_was_not_rung_does_not_wait_for_the_next_time() -> None:
     async with hall(Webhook()) as door:
         connection, other = await door.holder(1), await door.holder(2)
-        door.awake.add(connection.no)
+        door.awake.add(connection.id)
         await door.send(connection)
         await door.send(other)
         await door.webhook.count(1)
@@ -189,7 +189,7 @@ async def test_who_was_not_rung_does_not_wait_for_the_next_time() -> None:
         # It would be a minute.
         await door.send(connection)
         await door.webhook.count(2)
-        assert door.webhook.rings[1] == door.webhook.rings[0] | {"connection": connection.no, "messages": 2}
+        assert door.webhook.rings[1] == door.webhook.rings[0] | {"connection": connection.id, "messages": 2}
 
 
 async def test_a_webhook_that_fails_is_asked_again_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,7 +178,7 @@ async def test_a_replay_from_http_opens_no_session_on_a_socket(door: Door) -> No
     assert again.body["live_delivery"] is False
     await peer.tell("trust_ping/1.0/ping", {"response_requested": False})
     await played_again(door, peer, thief)
-    assert not door.sessions.has((await peer.connected()).no)
+    assert not door.sessions.has((await peer.connected()).id)
 
 
 @pytest.mark.rule("D6", "D13")
@@ -196,7 +196,7 @@ async def test_an_old_request_ends_no_lease_of_a_live_session(door: Door) -> Non
 async def test_who_has_left_is_not_brought_back(door: Door) -> None:
     peer = await door.connect(1, V2)
     await peer.ask("coordinate-mediation/3.0/mediate-request")
-    no = (await peer.connected()).no
+    no = (await peer.connected()).id
 
     def leave(tx: Any, _now: int) -> None:
         tx.table(MediationTransaction).connections.remove(tx.table(MediationTransaction).connections.get(no))
