@@ -46,7 +46,7 @@ def add_agents(
                     )
                     agent, _ = rules.register(tx.table(RegistryTables), Liveness(), 0, new, now)
                     rows = scattered(dice, topics[dice.integers(len(topics), size=len(card_texts(card)))])
-                    embedded.append(CardVectors(agent.no, agent.card_revision, pack_rows(rows)))
+                    embedded.append(CardVectors(agent.id, agent.card_revision, pack_rows(rows)))
                     added.append((card, rows))
                 tx.table(RegistryTables).vectors.save(space, embedded)
             kept.upkeep(busy=False)

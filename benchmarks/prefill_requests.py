@@ -33,8 +33,8 @@ def add_requests(
                 chosen = dice.choice(list(serving), size=min(CHUNK, count - start))
                 rows = scattered(dice, topics[chosen])
                 for at, (topic, row) in enumerate(zip(chosen.tolist(), rows, strict=True), start):
-                    agent_no = int(dice.choice(serving[topic]))
+                    agent_id = int(dice.choice(serving[topic]))
                     asked = RecentSearch("", prefill.TENANT, f"request {at}", space, pack_rows(row[None]), b"")
-                    memory.vote(Vote(memory.save_request(asked, now), agent_no, at + 1, USEFUL, now), 1)
+                    memory.vote(Vote(memory.save_request(asked, now), agent_id, at + 1, USEFUL, now), 1)
             kept.upkeep(busy=False)
             yield start + len(rows)

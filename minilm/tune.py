@@ -121,7 +121,7 @@ def rank_set(chosen: TrainingSet, encode: Encode, depth: int, label: str) -> Ran
     ranked = []
     for texts, vectors in zip(chosen.requests, requests, strict=True):
         found, _ = index.search(IndexQuery([analyze(text) for text in texts], vectors), SearchFilter(), 0)
-        ranked.append((found.numbers[:depth] - 1).tolist())
+        ranked.append((found.agent_ids[:depth] - 1).tolist())
     return Ranking(ranked, cards, requests)
 
 

@@ -102,7 +102,7 @@ class Directory:
         )
         # An unchanged card, registered again as a sign of life, has its vectors or is queued already.
         if self._models is not None and agent.card_revision == agent.revision:
-            self._models.embedder.enqueue(tenant, agent.no)
+            self._models.embedder.enqueue(tenant, agent.id)
         await self._updater.wait_for(agent.revision)
         return RegisterResult(agent, card, created)
 
@@ -190,7 +190,7 @@ class Directory:
             send_only = tables.mailboxes.send_only_of(tenant, [agent.address], now).get(agent.address)
             mailbox = None if send_only is None else tables.mailboxes.find(tenant, agent.address)
             number = None if mailbox is None else mailbox.id
-            return agent, send_only, number, tables.vectors.read(space, [agent.no]).get(agent.no) if space else None
+            return agent, send_only, number, tables.vectors.read(space, [agent.id]).get(agent.id) if space else None
 
         found = await self._broker.read(find)
         if found is None:
@@ -231,7 +231,7 @@ class Directory:
             agent = find_own(tables, tenant, address, now)
             if agent is None:
                 raise NoSuchAgentError(address)
-            return tables.memory.forget_agent(agent.no, now, FORGOTTEN), tables.agents.revision()
+            return tables.memory.forget_agent(agent.id, now, FORGOTTEN), tables.agents.revision()
 
         forgotten, more = 0, True
         while more:

@@ -230,16 +230,16 @@ def rank_leaving_one_out(
     index.remember(remembered)
     ranked, cpu = {}, 0.0
     for request, case, rows in zip(remembered, cases, vectors, strict=True):
-        index.remember([], [request.no])
+        index.remember([], [request.id])
         words = [analyze(text) for text in search_texts(case.query)]
         began = time.thread_time()
         found, _ = index.search(IndexQuery(words, rows, remember=True), SearchFilter(), 0)
         searched = time.thread_time()
         index.search(IndexQuery(words, rows), SearchFilter(), 0)
         cpu += 2 * searched - began - time.thread_time()
-        ranked[case.qid] = found.numbers[:DEPTH].tolist()
+        ranked[case.qid] = found.agent_ids[:DEPTH].tolist()
         index.remember([request])
-    index.remember([], [request.no for request in remembered])
+    index.remember([], [request.id for request in remembered])
     return Remembered(ranked, cpu)
 
 
@@ -307,9 +307,9 @@ class Trial:
         vectors = await self._encode(query)
         index = await self._registry.updater.index(TENANT)
         ranked, _ = index.search(IndexQuery([[] for _ in vectors], vectors), SearchFilter(), self._broker.clock())
-        numbers = ranked.numbers[:DEPTH].tolist()
+        numbers = ranked.agent_ids[:DEPTH].tolist()
         agents = await self._broker.read(lambda tx, _now: tx.table(RegistryTables).agents.pick(numbers))
-        return self._keys_of([agents[no] for no in numbers])
+        return self._keys_of([agents[agent_id] for agent_id in numbers])
 
     async def with_memory(self, cases: Sequence[EvaluationCase]) -> tuple[dict[str, list[str]], float]:
         """Search by meaning for each case while all others are remembered as served.
@@ -321,9 +321,11 @@ class Trial:
         stored = await self._broker.read(
             lambda tx, _now: tx.table(RegistryTables).agents.pick(index.list_agents(SearchFilter(), 0).tolist())
         )
-        numbers = {self._keys[agent.address]: no for no, agent in stored.items()}
+        numbers = {self._keys[agent.address]: agent_id for agent_id, agent in stored.items()}
         found = await asyncio.to_thread(rank_leaving_one_out, index, cases, vectors, numbers)
-        answers = {qid: self._keys_of([stored[no] for no in ranked]) for qid, ranked in found.ranked.items()}
+        answers = {
+            qid: self._keys_of([stored[agent_id] for agent_id in ranked]) for qid, ranked in found.ranked.items()
+        }
         return answers, found.cpu_seconds
 
     async def _encode(self, query: str) -> NDArray[np.float32]:

@@ -52,8 +52,8 @@ class RegistryPart(Part):
         agent = tables.agents.find(tenant, address)
         if agent is None:
             return {}
-        votes = forget_agent(tables, agent.no, now)
-        tables.agents.remove(agent.no, now)
+        votes = forget_agent(tables, agent.id, now)
+        tables.agents.remove(agent.id, now)
         return {"agents": 1, "agent_votes": votes}
 
     def verify_checks(self, settings: "Settings") -> "Sequence[VerifyCheck]":

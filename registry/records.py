@@ -85,7 +85,7 @@ class Registration:
 class Agent:
     """A registered agent."""
 
-    no: int
+    id: int
     """Its number, ascending in the order of first registrations and never reused."""
     tenant: str
     address: str
@@ -114,7 +114,7 @@ class AgentChange:
     """An agent that was registered, seen, embedded, or removed."""
 
     revision: int
-    no: int
+    agent_id: int
     tenant: str
     card_revision: int
     ttl: int
@@ -128,7 +128,7 @@ class AgentChange:
 class CardVectors:
     """The vectors of an agent's card in one space: made by one model from one form of texts."""
 
-    no: int
+    agent_id: int
     card_revision: int
     vectors: bytes
     """Rows in the form of :mod:`registry.index.vectors`: one for the card, then one for each skill."""
@@ -138,20 +138,20 @@ class ChangeCursor(NamedTuple):
     """Position of a change in the order of all changes."""
 
     revision: int
-    no: int
+    id: int
 
 
 class LastSeenCursor(NamedTuple):
     """Position of an agent in the order of when they were last seen."""
 
     seen_at: int
-    no: int
+    agent_id: int
 
 
 class SilentAgent(NamedTuple):
     """An agent that was not seen for a long time."""
 
-    no: int
+    agent_id: int
     tenant: str
     address: str
     ttl: int
@@ -161,7 +161,7 @@ class SilentAgent(NamedTuple):
 class UpdatedTerms(NamedTuple):
     """New terms of an unchanged card."""
 
-    no: int
+    agent_id: int
     card_revision: int
     terms: bytes
 
@@ -169,7 +169,7 @@ class UpdatedTerms(NamedTuple):
 class UnembeddedCard(NamedTuple):
     """A card that has no vectors yet."""
 
-    no: int
+    agent_id: int
     card_revision: int
     card: bytes
 
@@ -189,8 +189,8 @@ MAX_REMEMBERED = 2048
 class Vote(NamedTuple):
     """One voter's word on how an agent served a request."""
 
-    request_no: int
-    agent_no: int
+    request_id: int
+    agent_id: int
     voter: int
     value: int
     """From :data:`USELESS` to :data:`USEFUL`."""
@@ -201,7 +201,7 @@ class RequestChange(NamedTuple):
     """A remembered request that was voted on, or forgotten."""
 
     revision: int
-    no: int
+    request_id: int
     tenant: str
     vector: bytes
     """In the form of :mod:`registry.index.vectors`; empty where it was forgotten, or is of another space."""
@@ -224,9 +224,9 @@ class RecentSearch:
         """Approximate bytes in memory."""
         return 4 * len(self.text) + len(self.vector) + len(self.numbers) + 1024
 
-    def has_agent(self, agent_no: int) -> bool:
+    def has_agent(self, agent_id: int) -> bool:
         """Return whether an agent is among them."""
-        return agent_no in memoryview(self.numbers).cast("q")
+        return agent_id in memoryview(self.numbers).cast("q")
 
 
 def voter_of(credential: str) -> int:

@@ -9,7 +9,7 @@ from mediator.errors import BadRequestError, NoSuchAgentError, QuotaExceededErro
 from mediator.mailboxes.address import is_send_only, redact
 from mediator.mailboxes.bounds import DAY
 from mediator.mailboxes.collecting import Collected, Example, PlannedRemoval
-from registry.cards.card import NAMED, agent_id, keeps_secret, with_send_only
+from registry.cards.card import NAMED, agent_address, keeps_secret, with_send_only
 from registry.records import (
     SIGN,
     Agent,
@@ -82,18 +82,18 @@ def register_many(
     former = {address: tx.agents.find(tenant, address) for address in latest}
     added = sum(agent is None for agent in former.values())
     _check_limit(tx, limit, tenant, added)
-    same = {agent.no for address, agent in former.items() if agent and agent.card == latest[address].new.card}
+    same = {agent.id for address, agent in former.items() if agent and agent.card == latest[address].new.card}
     stored = tx.vectors.read(space, list(same))
     made, unchanged = [], 0
     for address, (new, vectors) in latest.items():
         agent = former[address]
-        if agent is None or agent.no not in same:
+        if agent is None or agent.id not in same:
             owner = new.owner if agent is None else agent.owner
             agent = _store(tx, liveness, agent, replace(new, owner=owner), now)
-        elif agent.no in stored and stored[agent.no].card_revision == agent.card_revision:
+        elif agent.id in stored and stored[agent.id].card_revision == agent.card_revision:
             unchanged += 1
             continue
-        made.append(CardVectors(agent.no, agent.card_revision, vectors))
+        made.append(CardVectors(agent.id, agent.card_revision, vectors))
     tx.vectors.save(space, made)
     replaced = len(latest) - added - len(same)
     return BulkOutcome(added, replaced, len(same) - unchanged, unchanged, tx.agents.revision())
@@ -115,7 +115,7 @@ def unregister(tx: RegistryTables, tenant: str, address: str | None, name: str |
     Raises as :func:`resolve_agent` does.
     """
     agent = resolve_agent(tx, tenant, address, name, now)
-    tx.agents.remove(agent.no, now)
+    tx.agents.remove(agent.id, now)
     return replace(agent, revision=tx.agents.revision())
 
 
@@ -142,7 +142,7 @@ def resolve_agent(tx: RegistryTables, tenant: str, address: str | None, name: st
         raise BadRequestError("mailbox", "expected the agent's mailbox, or its name")
     with suppress(BadRequestError):
         # Not every name can identify an agent, and a database may take such a name in no text.
-        if (agent := tx.agents.find(tenant, agent_id(NAMED + name))) is not None:
+        if (agent := tx.agents.find(tenant, agent_address(NAMED + name))) is not None:
             return agent
     matches = tx.agents.named(tenant, name, MAX_MATCHES + 1)
     if not matches:
@@ -175,7 +175,7 @@ def find_own(tx: RegistryTables, tenant: str, address: str, now: int) -> Agent |
     shown = find_by_send_only(tx, tenant, address, now)
     if shown is None:
         return tx.agents.find(tenant, address)
-    return tx.agents.pick([shown.no]).get(shown.no)
+    return tx.agents.pick([shown.id]).get(shown.id)
 
 
 def find_by_send_only(tx: RegistryTables, tenant: str, address: str, now: int) -> Agent | None:
@@ -218,16 +218,16 @@ def vote(
     agent = find_own(tx, query.tenant, address, now)
     if agent is None:
         raise NoSuchAgentError(address)
-    if not query.has_agent(agent.no):
+    if not query.has_agent(agent.id):
         raise BadRequestError("mailbox", "expected an agent that this search found among its first")
     if owner is not None and agent.owner == owner:
         return None
-    if value == SIGN and tx.memory.find_vote(query, agent.no, voter) is not None:
+    if value == SIGN and tx.memory.find_vote(query, agent.id, voter) is not None:
         return None
     if over > 0:
         # Not all of many at once, where the bound was lowered: the next votes forget the others.
         tx.memory.forget(tx.memory.oldest(query.tenant, min(over, MAX_FORGOTTEN)), now)
-    tx.memory.vote(Vote(tx.memory.save_request(query, now), agent.no, voter, value, now), MAX_VOTES)
+    tx.memory.vote(Vote(tx.memory.save_request(query, now), agent.id, voter, value, now), MAX_VOTES)
     return tx.agents.revision()
 
 
@@ -236,10 +236,10 @@ def collect_requests(tx: RegistryTables, keep: int, now: int, limit: int) -> tup
     old = tx.memory.unused(now - keep, limit)
     tx.memory.forget(old, now)
     removed = len(old)
-    for agent_no in tx.memory.orphaned(limit):
+    for agent_id in tx.memory.orphaned(limit):
         if removed >= limit:
             break
-        removed += tx.memory.forget_agent(agent_no, now, limit - removed)
+        removed += tx.memory.forget_agent(agent_id, now, limit - removed)
     gone = tx.memory.forget_removed(now - REMEMBERED, limit)
     return removed + gone, removed >= limit or gone >= limit
 
@@ -251,10 +251,10 @@ def forget_all(tx: RegistryTables, tenant: str, limit: int, now: int) -> int:
     return len(numbers)
 
 
-def forget_agent(tx: RegistryTables, agent_no: int, now: int) -> int:
+def forget_agent(tx: RegistryTables, agent_id: int, now: int) -> int:
     """Forget all votes on an agent, and the requests that nobody else served; return how many votes."""
     votes = 0
-    while some := tx.memory.forget_agent(agent_no, now, 500):
+    while some := tx.memory.forget_agent(agent_id, now, 500):
         votes += some
     return votes
 
@@ -277,8 +277,8 @@ def collect_agents(
     silent = _silent(tx, liveness, after, now, limit)
     expired = [one for one in silent if _expires_at(liveness, one) <= now]
     for one in expired:
-        tx.agents.remove(one.no, now)
-    last = LastSeenCursor(silent[-1].seen_at, silent[-1].no) if len(silent) == limit else None
+        tx.agents.remove(one.agent_id, now)
+    last = LastSeenCursor(silent[-1].seen_at, silent[-1].agent_id) if len(silent) == limit else None
     return Collected(agents=len(expired)), last
 
 
@@ -294,7 +294,7 @@ def plan_collecting(tx: RegistryTables, liveness: Liveness, now: int, examples: 
     if not expired:
         return []
     shown = tuple(
-        Example(one.tenant, redact(one.address), one.no, _expires_at(liveness, one)) for one in expired[:examples]
+        Example(one.tenant, redact(one.address), one.agent_id, _expires_at(liveness, one)) for one in expired[:examples]
     )
     return [PlannedRemoval("agents", SILENT, len(expired), shown, len(silent) >= MAX_PLANNED)]
 

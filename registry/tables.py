@@ -2,8 +2,8 @@
 
 Every transaction that changes agents takes the next *revision*, the same for all its changes. A later commit has a
 higher revision, also across instances, so a reader that has read up to a revision has missed nothing before it. To
-ensure this on PostgreSQL, the one row of the clock is the lock on all agents: who is about to change some takes it with
-the first look, after mailboxes, and holds it to the commit.
+ensure this on PostgreSQL, the one row of the clock is the lock on all agents: a transaction that may change some locks
+it with its first read, after mailboxes, and until the commit.
 """
 
 import hashlib
@@ -32,16 +32,16 @@ from registry.records import (
 )
 
 
-class Clock(Table):
+class RevisionClock(Table):
     """Gives a transaction that changes agents its revision."""
 
     _locked = False
     _revision: int | None = None
 
     def lock(self) -> bool:
-        """Keep other instances from changing agents, and return whether that was to be done.
+        """Keep other instances from changing agents until the commit; return whether that took a lock.
 
-        It is not in a snapshot, nor where there are no others.
+        It takes none twice, in a snapshot, or where the database has no other instance.
         """
         if self._locked:
             return False
@@ -63,8 +63,8 @@ class _ClockedTable(Table):
     """A table whose changes take the revision of their transaction."""
 
     @cached_property
-    def _clock(self) -> Clock:
-        return self._session.table(Clock)
+    def _clock(self) -> RevisionClock:
+        return self._session.table(RevisionClock)
 
 
 class Agents(_ClockedTable):
@@ -72,7 +72,7 @@ class Agents(_ClockedTable):
 
     @cached_property
     def _added(self) -> Counter[str]:
-        """By tenant, below 0: removed; written once, since PostgreSQL keeps a version of a row for each write."""
+        """Agents added less those removed, by tenant; written once, since each write costs PostgreSQL a row version."""
         self._session.before_commit.append(self._write_counts)
         return Counter()
 
@@ -92,27 +92,28 @@ class Agents(_ClockedTable):
         return found[0] if found else None
 
     def named(self, tenant: str, name: str, limit: int) -> list[int]:
-        """Return the numbers of agents with exactly this name, in order (G2)."""
+        """Return the ids of agents with exactly this name, in order (G2)."""
         self._clock.lock()
         sql = "SELECT no FROM agent WHERE tenant = ? AND name_hash = ? ORDER BY no LIMIT ?"
-        return [no for (no,) in self._execute(sql, (tenant, _name_columns(name)[1], limit))]
+        return [agent_id for (agent_id,) in self._execute(sql, (tenant, _name_columns(name)[1], limit))]
 
     def add(self, new: Registration, ttl: int, now: int) -> Agent:
         """Add an agent, alive now, at an address where :meth:`find` found none."""
         revision = self._clock.next_revision()
         name, name_hash = _name_columns(new.name)
-        [(no,)] = self._execute(
+        [(agent_id,)] = self._execute(
             "INSERT INTO agent (tenant, address, name_hash, ttl, edition, registered_at, updated_at, seen_at,"
             " revision, card_revision, owner) VALUES (?, ?, ?, ?, 1, ?, ?, ?, ?, ?, ?) RETURNING no",
             (new.tenant, new.address, name_hash, ttl, now, now, now, revision, revision, new.owner),
         )
         self._execute(
-            "INSERT INTO agent_card (agent_no, name, terms, card) VALUES (?, ?, ?, ?)", (no, name, new.terms, new.card)
+            "INSERT INTO agent_card (agent_no, name, terms, card) VALUES (?, ?, ?, ?)",
+            (agent_id, name, new.terms, new.card),
         )
         self._added[new.tenant] += 1
         times = (now, now, now)
         return Agent(
-            no, new.tenant, new.address, new.name, new.card, ttl, 1, *times, None, revision, revision, new.owner
+            agent_id, new.tenant, new.address, new.name, new.card, ttl, 1, *times, None, revision, revision, new.owner
         )
 
     def replace(self, agent: Agent, new: Registration, ttl: int, now: int) -> Agent:
@@ -125,40 +126,40 @@ class Agents(_ClockedTable):
             kept = replace(kept, edition=agent.edition + 1, card_revision=revision)
             self._execute(
                 "UPDATE agent_card SET name = ?, terms = ?, card = ? WHERE agent_no = ?",
-                (name, new.terms, new.card, agent.no),
+                (name, new.terms, new.card, agent.id),
             )
         else:
             self._execute(
                 "UPDATE agent_card SET name = ?, terms = ? WHERE agent_no = ? AND (name <> ? OR terms <> ?)",
-                (name, new.terms, agent.no, name, new.terms),
+                (name, new.terms, agent.id, name, new.terms),
             )
         self._execute(
             "UPDATE agent SET name_hash = ?, ttl = ?, edition = ?, updated_at = ?, seen_at = ?, revision = ?,"
             " card_revision = ?, owner = ? WHERE no = ?",
-            (name_hash, ttl, kept.edition, now, now, revision, kept.card_revision, new.owner, agent.no),
+            (name_hash, ttl, kept.edition, now, now, revision, kept.card_revision, new.owner, agent.id),
         )
         return kept
 
     def seen(self, agent: Agent, status: bytes, now: int) -> Agent:
-        """Store a report and when it came (G2)."""
+        """Store a report and its time (G2)."""
         revision = self._clock.next_revision()
         self._execute(
-            "UPDATE agent SET status = ?, seen_at = ?, revision = ? WHERE no = ?", (status, now, revision, agent.no)
+            "UPDATE agent SET status = ?, seen_at = ?, revision = ? WHERE no = ?", (status, now, revision, agent.id)
         )
         return replace(agent, status=status, seen_at=now, revision=revision)
 
-    def remove(self, no: int, now: int) -> None:
+    def remove(self, agent_id: int, now: int) -> None:
         """Delete an agent and its vectors, if it exists; :meth:`changes` shows it until :meth:`forget_removed`."""
         self._clock.lock()
-        gone = self._execute("DELETE FROM agent WHERE no = ? RETURNING tenant", (no,))
+        gone = self._execute("DELETE FROM agent WHERE no = ? RETURNING tenant", (agent_id,))
         if not gone:
             return
         [(tenant,)] = gone
-        self._execute("DELETE FROM agent_card WHERE agent_no = ?", (no,))
-        self._execute("DELETE FROM agent_vectors WHERE agent_no = ?", (no,))
+        self._execute("DELETE FROM agent_card WHERE agent_no = ?", (agent_id,))
+        self._execute("DELETE FROM agent_vectors WHERE agent_no = ?", (agent_id,))
         self._execute(
             "INSERT INTO agent_removed (no, revision, tenant, removed_at) VALUES (?, ?, ?, ?)",
-            (no, self._clock.next_revision(), tenant, now),
+            (agent_id, self._clock.next_revision(), tenant, now),
         )
         self._added[tenant] -= 1
 
@@ -167,13 +168,13 @@ class Agents(_ClockedTable):
         row = self._execute("SELECT agents FROM agent_count WHERE tenant = ?", (tenant,))
         return self._added[tenant] + (row[0][0] if row else 0)
 
-    def pick(self, numbers: Sequence[int]) -> dict[int, Agent]:
-        """Return the agents with these numbers that exist."""
-        return {agent.no: agent for agent in _agents(self._for_each(f"{_AGENT} WHERE {{among}}", "no", numbers))}
+    def pick(self, agent_ids: Sequence[int]) -> dict[int, Agent]:
+        """Return the agents with these ids that exist."""
+        return {agent.id: agent for agent in _agents(self._for_each(f"{_AGENT} WHERE {{among}}", "no", agent_ids))}
 
-    def terms(self, numbers: Sequence[int]) -> dict[int, bytes]:
+    def terms(self, agent_ids: Sequence[int]) -> dict[int, bytes]:
         """Return the terms of the agents with these numbers that exist."""
-        rows = self._for_each("SELECT agent_no, terms FROM agent_card WHERE {among}", "agent_no", numbers)
+        rows = self._for_each("SELECT agent_no, terms FROM agent_card WHERE {among}", "agent_no", agent_ids)
         return {row[0]: row[1] for row in rows}
 
     def set_terms(self, terms: Sequence[UpdatedTerms]) -> None:
@@ -182,7 +183,7 @@ class Agents(_ClockedTable):
         self._dialect.many(
             "UPDATE agent_card SET terms = ?"
             " WHERE agent_no = (SELECT no FROM agent WHERE no = ? AND card_revision = ?)",
-            [(one.terms, one.no, one.card_revision) for one in terms],
+            [(one.terms, one.agent_id, one.card_revision) for one in terms],
         )
 
     def revision(self) -> int:
@@ -195,11 +196,11 @@ class Agents(_ClockedTable):
 
         After ``ChangeCursor(0, 0)`` these are all agents, and the removals that are remembered.
         """
-        # One statement, for one view of both: between two an agent could move from where was looked to where was not.
+        # One statement, so one snapshot: between two an agent could move into the table that was read first.
         rows = self._execute(_CHANGES, (space, *after, limit, *after, limit, limit))
         return [
-            AgentChange(revision, no, tenant, card_revision, ttl, seen_at, embedded, bool(removed))
-            for revision, no, tenant, card_revision, ttl, seen_at, embedded, removed in rows
+            AgentChange(revision, agent_id, tenant, card_revision, ttl, seen_at, embedded, bool(removed))
+            for revision, agent_id, tenant, card_revision, ttl, seen_at, embedded, removed in rows
         ]
 
     def last_seen(self) -> int:
@@ -215,14 +216,14 @@ class Agents(_ClockedTable):
         )
         found = self._execute(sql, (since, *after, limit))
         if found and self._clock.lock():
-            # Some of them may have been heard of while the lock was waited for; who finds none needs none.
+            # Some may have reported while this waited for the lock, which is not needed where none are found.
             found = self._execute(sql, (since, *after, limit))
         return [SilentAgent(*row) for row in found]
 
     def forget_removed(self, before: int, limit: int) -> int:
         """Delete the records of removals before a time in milliseconds; return how many."""
         sql = "SELECT no FROM agent_removed WHERE removed_at < ? ORDER BY removed_at, no LIMIT ?"
-        old = [no for (no,) in self._execute(sql, (before, limit))]
+        old = [agent_id for (agent_id,) in self._execute(sql, (before, limit))]
         return len(self._for_each("DELETE FROM agent_removed WHERE {among} RETURNING no", "no", old))
 
 
@@ -232,7 +233,7 @@ _AGENT = (
     " card_revision, owner FROM agent JOIN agent_card ON agent_no = no"
 )
 
-# Limited on both sides, or PostgreSQL would read and sort all that is behind the place.
+# Each side has a LIMIT, or PostgreSQL would read and sort all that is behind the cursor.
 _CHANGES = (
     "SELECT * FROM (SELECT agent.revision, no, tenant, agent.card_revision, ttl, seen_at,"
     " coalesce(agent_vectors.card_revision, 0), 0 FROM agent"
@@ -245,8 +246,8 @@ _CHANGES = (
 
 def _agents(rows: Sequence[Row]) -> list[Agent]:
     return [
-        Agent(no, tenant, address, name.decode("utf-8", "surrogatepass"), *rest)
-        for no, tenant, address, name, *rest in rows
+        Agent(agent_id, tenant, address, name.decode("utf-8", "surrogatepass"), *rest)
+        for agent_id, tenant, address, name, *rest in rows
     ]
 
 
@@ -255,8 +256,8 @@ def _name_columns(name: str) -> tuple[bytes, bytes]:
     return encoded, hashlib.sha256(encoded).digest()
 
 
-LOOKED_AT = 20_000
-"""Numbers that one look for missing vectors goes through: a reader is ended after a few seconds."""
+MAX_SCANNED = 20_000
+"""Agents that one call of :meth:`Vectors.missing` scans: reads are cancelled after a few seconds."""
 
 
 class Vectors(_ClockedTable):
@@ -266,23 +267,25 @@ class Vectors(_ClockedTable):
         """Store vectors of cards that have not changed since; return of how many. It is a change of these agents."""
         self._clock.lock()
         sql = "SELECT no, card_revision FROM agent WHERE {among}"
-        current = {row[0]: row[1] for row in self._for_each(sql, "no", [one.no for one in embedded])}
-        kept = {one.no: one for one in embedded if current.get(one.no) == one.card_revision}
+        current = {row[0]: row[1] for row in self._for_each(sql, "no", [one.agent_id for one in embedded])}
+        kept = {one.agent_id: one for one in embedded if current.get(one.agent_id) == one.card_revision}
         if kept:
             revision = self._clock.next_revision()
             self._dialect.many(
                 "INSERT INTO agent_vectors (space, agent_no, card_revision, vectors) VALUES (?, ?, ?, ?)"
                 " ON CONFLICT (space, agent_no) DO UPDATE SET card_revision = excluded.card_revision,"
                 " vectors = excluded.vectors",
-                [(space, one.no, one.card_revision, one.vectors) for one in kept.values()],
+                [(space, one.agent_id, one.card_revision, one.vectors) for one in kept.values()],
             )
-            self._dialect.many("UPDATE agent SET revision = ? WHERE no = ?", [(revision, no) for no in kept])
+            self._dialect.many(
+                "UPDATE agent SET revision = ? WHERE no = ?", [(revision, agent_id) for agent_id in kept]
+            )
         return len(kept)
 
-    def read(self, space: str, numbers: Sequence[int]) -> dict[int, CardVectors]:
+    def read(self, space: str, agent_ids: Sequence[int]) -> dict[int, CardVectors]:
         """Return the vectors that exist; they may be of a former card."""
         sql = "SELECT agent_no, card_revision, vectors FROM agent_vectors WHERE space = ? AND {among}"
-        return {row[0]: CardVectors(*row) for row in self._for_each(sql, "agent_no", numbers, before=(space,))}
+        return {row[0]: CardVectors(*row) for row in self._for_each(sql, "agent_no", agent_ids, before=(space,))}
 
     def missing(
         self, space: str, after: int, limit: int, updated_before: int
@@ -293,7 +296,7 @@ class Vectors(_ClockedTable):
         at ``limit`` agents, whether they have vectors or not, and also returns the number to continue after, None at
         the end.
         """
-        last = after + LOOKED_AT
+        last = after + MAX_SCANNED
         rows = self._execute(
             "SELECT no, card_revision, card FROM agent JOIN agent_card ON agent_card.agent_no = no"
             " WHERE no > ? AND no <= ? AND updated_at < ? AND NOT EXISTS (SELECT 1 FROM agent_vectors"
@@ -303,7 +306,7 @@ class Vectors(_ClockedTable):
         )
         found = [UnembeddedCard(*row) for row in rows]
         if len(found) == limit:
-            return found, found[-1].no
+            return found, found[-1].agent_id
         more = self._dialect.first("SELECT no FROM agent WHERE no > ? ORDER BY no LIMIT 1", (last,))
         return found, None if more is None else more[0] - 1
 
@@ -357,7 +360,7 @@ class Memory(_ClockedTable):
     def vote(self, vote: Vote, limit: int) -> None:
         """Keep a vote in place of the voter's former one on this agent.
 
-        Beyond ``limit`` votes the oldest go, of the voters with the most.
+        Beyond ``limit`` votes, the oldest of the voters with the most are deleted.
         """
         self._execute(
             "INSERT INTO request_vote (request_no, agent_no, voter, value, voted_at) VALUES (?, ?, ?, ?, ?)"
@@ -366,20 +369,20 @@ class Memory(_ClockedTable):
             vote,
         )
         self._execute(
-            # Of a voter who said much the oldest word goes before the only one of another.
+            # The oldest vote of a voter with many goes before the only vote of another.
             "DELETE FROM request_vote WHERE request_no = ? AND (agent_no, voter) IN (SELECT agent_no, voter FROM"
             " (SELECT agent_no, voter, voted_at, row_number() OVER (PARTITION BY voter"
             " ORDER BY voted_at DESC, agent_no) AS nth FROM request_vote WHERE request_no = ?) AS own"
             " ORDER BY nth, voted_at DESC, agent_no, voter LIMIT 1000 OFFSET ?)",
-            (vote.request_no, vote.request_no, limit),
+            (vote.request_id, vote.request_id, limit),
         )
 
-    def find_vote(self, query: RecentSearch, agent_no: int, voter: int) -> int | None:
+    def find_vote(self, query: RecentSearch, agent_id: int, voter: int) -> int | None:
         """Return the value of a voter's vote on an agent for this request, None without one."""
         row = self._dialect.first(
             "SELECT value FROM request_vote JOIN past_request ON no = request_no"
             " WHERE tenant = ? AND digest = ? AND agent_no = ? AND voter = ?",
-            (query.tenant, digest_of(query.text), agent_no, voter),
+            (query.tenant, digest_of(query.text), agent_id, voter),
         )
         return None if row is None else int(row[0])
 
@@ -392,39 +395,39 @@ class Memory(_ClockedTable):
         )
         return [RequestChange(*row) for row in rows]
 
-    def votes(self, numbers: Sequence[int]) -> list[Vote]:
+    def votes(self, request_ids: Sequence[int]) -> list[Vote]:
         """Return all votes on these requests."""
         sql = "SELECT request_no, agent_no, voter, value, voted_at FROM request_vote WHERE {among}"
-        return [Vote(*row) for row in self._for_each(sql, "request_no", numbers)]
+        return [Vote(*row) for row in self._for_each(sql, "request_no", request_ids)]
 
     def oldest(self, tenant: str, limit: int) -> list[int]:
         """Return the requests of a tenant that were not used for longest."""
         sql = "SELECT no FROM past_request WHERE tenant = ? AND digest IS NOT NULL ORDER BY used_at, no LIMIT ?"
-        return [no for (no,) in self._execute(sql, (tenant, limit))]
+        return [request_id for (request_id,) in self._execute(sql, (tenant, limit))]
 
     def unused(self, before: int, limit: int) -> list[int]:
         """Return requests of all tenants that were last used before a time."""
         sql = "SELECT no FROM past_request WHERE used_at < ? AND digest IS NOT NULL ORDER BY used_at, no LIMIT ?"
-        return [no for (no,) in self._execute(sql, (before, limit))]
+        return [request_id for (request_id,) in self._execute(sql, (before, limit))]
 
-    def forget(self, numbers: Sequence[int], now: int) -> None:
+    def forget(self, request_ids: Sequence[int], now: int) -> None:
         """Delete requests with all votes; :meth:`changes` shows them until :meth:`forget_removed`."""
         self._clock.lock()
-        self._for_each("DELETE FROM request_vote WHERE {among}", "request_no", numbers)
+        self._for_each("DELETE FROM request_vote WHERE {among}", "request_no", request_ids)
         sql = "UPDATE past_request SET digest = NULL, text = ?, vector = ?, used_at = ?, revision = ? WHERE {among}"
-        if numbers:
-            self._for_each(sql, "no", numbers, before=(b"", b"", now, self._clock.next_revision()))
+        if request_ids:
+            self._for_each(sql, "no", request_ids, before=(b"", b"", now, self._clock.next_revision()))
 
-    def forget_agent(self, agent_no: int, now: int, limit: int) -> int:
-        """Delete at most ``limit`` votes on an agent, and requests that are left without; return how many votes."""
+    def forget_agent(self, agent_id: int, now: int, limit: int) -> int:
+        """Delete at most ``limit`` votes on an agent, and requests that have none left; return how many votes."""
         self._clock.lock()
         sql = "SELECT request_no FROM request_vote WHERE agent_no = ? ORDER BY request_no LIMIT ?"
-        touched = sorted({no for (no,) in self._execute(sql, (agent_no, limit))})
+        touched = sorted({request_id for (request_id,) in self._execute(sql, (agent_id, limit))})
         self._for_each(
-            "DELETE FROM request_vote WHERE agent_no = ? AND {among}", "request_no", touched, before=(agent_no,)
+            "DELETE FROM request_vote WHERE agent_no = ? AND {among}", "request_no", touched, before=(agent_id,)
         )
-        kept = {vote.request_no for vote in self.votes(touched)}
-        self.forget([no for no in touched if no not in kept], now)
+        kept = {vote.request_id for vote in self.votes(touched)}
+        self.forget([request_id for request_id in touched if request_id not in kept], now)
         # Indexes read the others again, without these votes.
         if kept:
             revision = self._clock.next_revision()
@@ -432,12 +435,12 @@ class Memory(_ClockedTable):
         return len(touched)
 
     def orphaned(self, limit: int) -> list[int]:
-        """Return removed agents that there are still votes on."""
+        """Return removed agents that still have votes."""
         sql = (
             "SELECT DISTINCT agent_no FROM agent_removed JOIN request_vote ON agent_no = agent_removed.no"
             " ORDER BY agent_no LIMIT ?"
         )
-        return [no for (no,) in self._execute(sql, (limit,))]
+        return [agent_id for (agent_id,) in self._execute(sql, (limit,))]
 
     def forget_removed(self, before: int, limit: int) -> int:
         """Delete the records of forgotten requests before a time; return how many."""

@@ -8,7 +8,7 @@ from multidict import MultiMapping
 from mediator.errors import BadRequestError
 from mediator.fields import Fields, FieldTable, is_deep, parse_body
 from mediator.mailboxes.bounds import MAX_TAG, MAX_TAGS
-from registry.cards.card import MAX_DEPTH, MAX_NAME, NAMED, Card, agent_id, find_mailbox
+from registry.cards.card import MAX_DEPTH, MAX_NAME, NAMED, Card, agent_address, find_mailbox
 from registry.index.analysis import MAX_REQUEST
 from registry.records import Agent, State
 from registry.requests import (
@@ -78,7 +78,7 @@ def parse_reference(fields: Fields) -> AgentReference:
 
 def _named_agent(fields: Fields) -> str | None:
     value = fields.values.get("mailbox")
-    return agent_id(value) if isinstance(value, str) and value.startswith(NAMED) else find_mailbox(fields.values)
+    return agent_address(value) if isinstance(value, str) and value.startswith(NAMED) else find_mailbox(fields.values)
 
 
 def parse_feedback(fields: Fields, address: str | None = None) -> FeedbackRequest:

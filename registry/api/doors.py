@@ -18,7 +18,7 @@ from mediator.http.callers import HttpCallers
 from mediator.http.guard import Guard
 from registry.api import codec
 from registry.api.openapi import document
-from registry.cards.card import agent_id, find_mailbox, parse_card, read_card
+from registry.cards.card import agent_address, find_mailbox, parse_card, read_card
 from registry.cards.sources import fetch_card, with_mailbox
 from registry.directory import Directory
 from registry.records import MemoryPolicy
@@ -148,7 +148,7 @@ class RegistryApi:
 
 
 def _address(request: web.Request) -> str:
-    return agent_id(request.match_info["mailbox"])
+    return agent_address(request.match_info["mailbox"])
 
 
 async def _body(request: web.Request) -> bytes:

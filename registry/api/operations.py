@@ -45,7 +45,7 @@ from mediator.operate.operations import (
 from mediator.operate.records import PAYLOAD, Address, JsonSchema, Record, described
 from registry.api import codec
 from registry.api.openapi import explanation
-from registry.cards.card import Card, agent_id, read_card
+from registry.cards.card import Card, agent_address, read_card
 from registry.directory import Directory
 from registry.embedding.models import EmbeddingSpace
 from registry.embedding.switching import EmbeddingModels
@@ -211,7 +211,7 @@ class RegistryOperations:
     async def _find(self, request: OperationRequest) -> AgentRecord:
         text = request.get("mailbox", "")
         number = read_numbered(text)
-        return await self._directory.inspect(_tenant(request), agent_id(text) if number is None else number)
+        return await self._directory.inspect(_tenant(request), agent_address(text) if number is None else number)
 
     @operation(
         "agent-forget-use",
@@ -224,7 +224,7 @@ class RegistryOperations:
     )
     async def _forget_use(self, request: OperationRequest) -> Answer:
         mailbox = request.get("mailbox", "")
-        address = agent_id(mailbox) if mailbox else None
+        address = agent_address(mailbox) if mailbox else None
         return {"forgotten": await self._directory.forget_use(_tenant(request), address)}
 
     @operation(
@@ -307,7 +307,8 @@ class RegistryOperations:
         dims = _dims(space)
         rows = enumerate(_rows(request, "agents", (int, int, str)))
         vectors = [
-            CardVectors(no, revision, _vectors(f"agents[{at}]", told, dims)[0]) for at, (no, revision, told) in rows
+            CardVectors(agent_id, revision, _vectors(f"agents[{at}]", told, dims)[0])
+            for at, (agent_id, revision, told) in rows
         ]
         # Behind all requests: such vectors come by thousands.
         embedded = await self._broker.write_background(
@@ -335,7 +336,7 @@ def _describe(agent: Agent, state: State) -> dict[str, Any]:
     return {
         **codec.encode_history(agent),
         "name": _as_seen(agent.name, agent.address),
-        "number": agent.no,
+        "number": agent.id,
         "card": _as_seen(orjson.loads(agent.card), agent.address),
         "state": state,
         "last_seen": agent.seen_at // 1000,

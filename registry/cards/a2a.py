@@ -79,12 +79,12 @@ def _faults(values: Mapping[str, Any], fields: _Fields, filled: bool) -> Iterato
 
 
 def _faults_of_items(values: list[Any], spec: _Field, filled: bool) -> Iterator[str]:
-    for no, value in enumerate(values[:MAX_ITEMS]):
+    for position, value in enumerate(values[:MAX_ITEMS]):
         if not isinstance(value, spec.item):
-            yield f"[{no}]: expected {_EXPECTED[spec.item]}"
+            yield f"[{position}]: expected {_EXPECTED[spec.item]}"
         elif spec.inside:
             for fault in _faults(value, spec.inside, filled):
-                yield f"[{no}].{fault}"
+                yield f"[{position}].{fault}"
 
 
 _TEXT = _Field(str)

@@ -171,7 +171,7 @@ class LenientReader:
         if isinstance(value, str):
             value = value.split(",")
         items = self.items(value, name, max_items)
-        read = (self.clean(item, f"{name}[{no}]", max_length).strip() for no, item in enumerate(items))
+        read = (self.clean(item, f"{name}[{position}]", max_length).strip() for position, item in enumerate(items))
         return tuple(dict.fromkeys(text for text in read if text))
 
     def items(self, value: Any, path: str, max_items: int) -> list[Any]:
@@ -219,8 +219,8 @@ def _skills(reader: LenientReader) -> tuple[Skill, ...]:
             value = value.split(",")
         if value is None or (field == "capabilities" and isinstance(value, dict)):
             continue  # in A2A and MCP capabilities are features of the protocol
-        for no, item in enumerate(reader.items(value, field, MAX_SKILLS)):
-            skill = _skill(item, f"{field}[{no}]", reader)
+        for position, item in enumerate(reader.items(value, field, MAX_SKILLS)):
+            skill = _skill(item, f"{field}[{position}]", reader)
             if skill.id or skill.name or skill.description:
                 skills.append(skill)
     return tuple(skills)
@@ -249,7 +249,7 @@ def _examples(reader: LenientReader) -> tuple[str, ...]:
     if isinstance(value, str):
         value = [value]
     items = reader.items(value, "examples", MAX_EXAMPLES)
-    read = (reader.clean(item, f"examples[{no}]", MAX_EXAMPLE, lines=True) for no, item in enumerate(items))
+    read = (reader.clean(item, f"examples[{position}]", MAX_EXAMPLE, lines=True) for position, item in enumerate(items))
     return tuple(text for text in read if text)
 
 
@@ -310,7 +310,7 @@ def find_mailbox(card: Mapping[str, Any]) -> str | None:
     return None if value is None else mailbox_address(value)
 
 
-def agent_id(value: Any) -> str:
+def agent_address(value: Any) -> str:
     """Return the address of a mailbox, or the id of an agent without one; raises as :func:`mailbox_address` does."""
     if isinstance(value, str) and value.startswith(NAMED):
         return _named(value.removeprefix(NAMED), "mailbox")

@@ -80,9 +80,9 @@ class CardEmbedder:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def enqueue(self, tenant: str, no: int) -> None:
+    def enqueue(self, tenant: str, agent_id: int) -> None:
         """Add an agent that was registered here."""
-        if not self._queue.add(tenant, no):
+        if not self._queue.add(tenant, agent_id):
             self._sweep = True
         self._idle.clear()
         self._wake.set()
@@ -140,10 +140,10 @@ class CardEmbedder:
             else:
                 assert after is not None
                 cards, after = await self._broker.read(partial(_missing, space, after, self._grace))
-                cards = [card for card in cards if self._refused.get(card.no) != card.card_revision]
-            cards = [card for card in cards if self._embedded.get(card.no) != card.card_revision]
+                cards = [card for card in cards if self._refused.get(card.agent_id) != card.card_revision]
+            cards = [card for card in cards if self._embedded.get(card.agent_id) != card.card_revision]
             if cards:
-                self._embedded = {card.no: card.card_revision for card in cards}
+                self._embedded = {card.agent_id: card.card_revision for card in cards}
                 return await asyncio.to_thread(_compose, cards), after
         return None, None
 
@@ -163,21 +163,21 @@ class CardEmbedder:
             return
         made, start = [], 0
         for card, count in zip(batch.cards, batch.counts, strict=True):
-            made.append(CardVectors(card.no, card.card_revision, pack_rows(vectors[start : start + count])))
+            made.append(CardVectors(card.agent_id, card.card_revision, pack_rows(vectors[start : start + count])))
             start += count
         await self._broker.write(lambda tx, _now: tx.table(RegistryTables).vectors.save(space, made))
 
     def _refuse(self, card: UnembeddedCard, why: str) -> None:
-        log.warning("a card cannot be embedded", agent=card.no, why=why)
+        log.warning("a card cannot be embedded", agent=card.agent_id, why=why)
         if len(self._refused) >= MAX_REFUSED:
             self._refused.clear()
-        self._refused[card.no] = card.card_revision
+        self._refused[card.agent_id] = card.card_revision
 
 
-def _pick(numbers: Sequence[int], tx: Transaction, _now: int) -> list[UnembeddedCard]:
+def _pick(agent_ids: Sequence[int], tx: Transaction, _now: int) -> list[UnembeddedCard]:
     return [
-        UnembeddedCard(agent.no, agent.card_revision, agent.card)
-        for agent in tx.table(RegistryTables).agents.pick(numbers).values()
+        UnembeddedCard(agent.id, agent.card_revision, agent.card)
+        for agent in tx.table(RegistryTables).agents.pick(agent_ids).values()
     ]
 
 
@@ -191,7 +191,7 @@ def _compose(cards: Sequence[UnembeddedCard]) -> _Batch:
         try:
             lines = card_texts(read_card(card.card))
         except BadRequestError as error:
-            log.warning("a stored card is not valid any more", agent=card.no, field=error.field)
+            log.warning("a stored card is not valid any more", agent=card.agent_id, field=error.field)
             continue
         kept.append(card)
         all_texts += lines

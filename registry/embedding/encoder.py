@@ -361,7 +361,7 @@ class Encoder:
         name = self._backend.name
         if extra := self._backend.missing_extra():
             self._fail(f"agent-mediator[{extra}] is not installed", failed=True)
-            # Without any of them it may be meant; who names a model wants it.
+            # Without the bundled models that may be meant; who names another model wants it.
             tell = log.info if name in PACKED else log.warning
             tell("no search by meaning", why=self.problem, model=name, install=install_command(extra))
             return

@@ -71,7 +71,7 @@ class EmbeddingModels:
         """Why keywords answer requests; None when a model does."""
         if any(reader.ready for reader in self._readers):
             return None
-        return self.encoder.problem or "the cards are being read by another model"
+        return self.encoder.problem or "the cards are being embedded by another model"
 
     @property
     def unembedded(self) -> int:
@@ -94,7 +94,7 @@ class EmbeddingModels:
     async def encode_query(self, texts: list[str], seconds: float) -> tuple[NDArray[np.float32] | None, str]:
         """Return the vectors of a request, (texts, dims), comparable with the index; or None and the reason."""
         for reader in self._readers:
-            # One that does not run remembers requests.
+            # An encoder that does not run answers from its cache.
             if (vectors := await reader.query(texts, seconds)) is not None:
                 return vectors, ""
         return None, self.problem or "the model did not answer in time"

@@ -44,7 +44,7 @@ _NOBODY = np.zeros(0, np.int32)
 class RememberedRequest(NamedTuple):
     """A request with its votes."""
 
-    no: int
+    id: int
     vector: Halves
     """(1, dims), of length one."""
     votes: list[Vote]
@@ -69,7 +69,7 @@ class RequestMemory:
     def put(self, requests: Iterable[RememberedRequest]) -> None:
         """Add requests, or replace them."""
         for request in requests:
-            self.remove([request.no])
+            self.remove([request.id])
             if self._vectors is None:
                 self._vectors = VectorIndex(request.vector.shape[1], LARGE, PROBES)
             if request.vector.shape != (1, self._vectors.dims):
@@ -79,21 +79,21 @@ class RequestMemory:
             else:
                 slot = len(self._votes)
                 self._votes.append(b"")
-            self._slots[request.no] = slot
+            self._slots[request.id] = slot
             self._votes[slot] = np.array([vote[1:] for vote in request.votes], _VOTE).tobytes()
-            self._praised.update(vote.agent_no for vote in request.votes if vote.value > 0)
+            self._praised.update(vote.agent_id for vote in request.votes if vote.value > 0)
             self._vectors.add(slot, request.vector)
 
     def remove(self, numbers: Iterable[int]) -> None:
         """Remove requests; unknown ones are ignored."""
-        for no in numbers:
-            slot = self._slots.pop(no, None)
+        for request_id in numbers:
+            slot = self._slots.pop(request_id, None)
             if slot is not None and self._vectors is not None:
                 votes = np.frombuffer(self._votes[slot], _VOTE)
-                for agent_no in votes["agent"][votes["value"] > 0].tolist():
-                    self._praised[agent_no] -= 1
-                    if not self._praised[agent_no]:
-                        del self._praised[agent_no]
+                for agent_id in votes["agent"][votes["value"] > 0].tolist():
+                    self._praised[agent_id] -= 1
+                    if not self._praised[agent_id]:
+                        del self._praised[agent_id]
                 self._votes[slot] = b""
                 self._vectors.remove(slot)
                 self._free.append(slot)
@@ -102,9 +102,9 @@ class RequestMemory:
         """See :meth:`registry.index.vectors.VectorIndex.optimize`."""
         return self._vectors is not None and self._vectors.optimize(lock)
 
-    def has_praise_for(self, agent_no: int) -> bool:
+    def has_praise_for(self, agent_id: int) -> bool:
         """Return whether anybody has said a word for an agent; one against it is none that it is known by (G7)."""
-        return agent_no in self._praised
+        return agent_id in self._praised
 
     def lifts(self, vector: NDArray[np.float32], now: int) -> dict[int, float]:
         """Return by how much agents are lifted for a request, (dims,), by their numbers; from 0 to :data:`MAX_LIFT`."""

@@ -24,7 +24,7 @@ _NEVER = np.iinfo(np.int64).max
 class TopAgents(NamedTuple):
     """Numbers of agents, best first, with their scores."""
 
-    numbers: NDArray[np.int64]
+    agent_ids: NDArray[np.int64]
     scores: NDArray[np.float32]
     shares: Mapping[str, NDArray[np.float32]]
     """What each way of searching gave; they add up to the scores."""
@@ -58,7 +58,7 @@ class IndexQuery:
     vectors: NDArray[np.float32] | None
     """(1 + parts, dims); None to search by keywords alone."""
     remember: bool = False
-    """Whether agents are lifted that served requests alike."""
+    """Whether to lift agents that served similar requests."""
 
 
 class TenantIndex:
@@ -112,13 +112,13 @@ class TenantIndex:
     def add(self, items: Sequence[tuple[int, IndexDocument]]) -> None:
         """Add agents, or replace their documents; this removes the vectors of a former card."""
         with self._lock:
-            if former := [self._slots[no] for no, _ in items if no in self._slots]:
+            if former := [self._slots[agent_id] for agent_id, _ in items if agent_id in self._slots]:
                 self._clear(former)
             terms = []
-            for no, document in items:
-                slot = self._slots.get(no)
+            for agent_id, document in items:
+                slot = self._slots.get(agent_id)
                 if slot is None:
-                    slot = self._new_slot(no)
+                    slot = self._new_slot(agent_id)
                 self._tags.add(slot, document.tags)
                 self._skills.add(slot, document.skills)
                 terms.append((slot, document.terms))
@@ -127,8 +127,8 @@ class TenantIndex:
     def mark_seen(self, items: Iterable[tuple[int, int, int]]) -> None:
         """Set the liveness of agents: number, ttl and when last seen, in milliseconds."""
         with self._lock:
-            for no, ttl, seen_at in items:
-                slot = self._slots.get(no)
+            for agent_id, ttl, seen_at in items:
+                slot = self._slots.get(agent_id)
                 if slot is not None:
                     self._stale_at[slot] = seen_at + ttl if ttl else _NEVER
                     gone_at = self._liveness.gone_at(ttl, seen_at)
@@ -137,7 +137,7 @@ class TenantIndex:
     def add_vectors(self, items: Sequence[tuple[int, NDArray[np.float16]]]) -> None:
         """Add the vectors of agents; those of unknown agents are ignored."""
         with self._lock:
-            known = [(self._slots[no], rows) for no, rows in items if no in self._slots]
+            known = [(self._slots[agent_id], rows) for agent_id, rows in items if agent_id in self._slots]
             if not known:
                 return
             if self._vectors is None:
@@ -147,14 +147,14 @@ class TenantIndex:
     def remove(self, numbers: Sequence[int]) -> None:
         """Remove agents; unknown ones are ignored."""
         with self._lock:
-            slots = [self._slots.pop(no) for no in dict.fromkeys(numbers) if no in self._slots]
+            slots = [self._slots.pop(agent_id) for agent_id in dict.fromkeys(numbers) if agent_id in self._slots]
             self._clear(slots)
             for slot in slots:
                 self._keywords.remove(slot)
             self._numbers[slots] = 0
             self._free += slots
 
-    def _new_slot(self, no: int) -> int:
+    def _new_slot(self, agent_id: int) -> int:
         if self._free:
             slot = self._free.pop()
         else:
@@ -166,8 +166,8 @@ class TenantIndex:
                     np.concatenate((column, np.zeros(more, np.int64)))
                     for column in (self._numbers, self._stale_at, self._gone_at)
                 )
-        self._slots[no] = slot
-        self._numbers[slot] = no
+        self._slots[agent_id] = slot
+        self._numbers[slot] = agent_id
         self._stale_at[slot] = self._gone_at[slot] = _NEVER
         return slot
 
@@ -210,19 +210,19 @@ class TenantIndex:
             best = slice(min(kept, ranking.MAX_RANKED))
             shares = {name: share[best] for name, share in ranked.shares.items()}
             found = TopAgents(self._numbers[ranked.slots[best]], ranked.scores[best], shares)
-            return found, kept if similar is None else len(found.numbers)
+            return found, kept if similar is None else len(found.agent_ids)
 
     def match(self, query: IndexQuery, numbers: Sequence[int]) -> dict[int, IndexMatch]:
         """Return what of the cards of these agents matches a query, without those that were removed."""
         with self._lock:
-            slots = {no: self._slots[no] for no in numbers if no in self._slots}
+            slots = {agent_id: self._slots[agent_id] for agent_id in numbers if agent_id in self._slots}
             terms = self._keywords.match([word for words in query.words for word in words], list(slots.values()))
             matches = {}
-            for (no, slot), matched in zip(slots.items(), terms, strict=True):
+            for (agent_id, slot), matched in zip(slots.items(), terms, strict=True):
                 cosines = np.empty(0, np.float32)
                 if query.vectors is not None and self._vectors is not None:
                     cosines = self._vectors.cosines(slot, query.vectors)
-                matches[no] = IndexMatch(matched, cosines)
+                matches[agent_id] = IndexMatch(matched, cosines)
             return matches
 
     def _similar(
@@ -246,8 +246,8 @@ class TenantIndex:
         """Return what the memory adds to agents that pass the filter; None if that is nothing."""
         there = {
             slot: lift
-            for no, lift in self._memory.lifts(request, now).items()
-            if lift > 0 and (slot := self._slots.get(no)) is not None and allowed[slot]
+            for agent_id, lift in self._memory.lifts(request, now).items()
+            if lift > 0 and (slot := self._slots.get(agent_id)) is not None and allowed[slot]
         }
         if not there:
             return None
@@ -255,7 +255,7 @@ class TenantIndex:
         return ranking.Lifts(slots, np.fromiter(there.values(), np.float32, len(there)), self._known)
 
     def _known(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
-        return np.array([self._memory.has_praise_for(no) for no in self._numbers[slots].tolist()], np.bool_)
+        return np.array([self._memory.has_praise_for(agent_id) for agent_id in self._numbers[slots].tolist()], np.bool_)
 
     def _allowed(self, filter_: SearchFilter, now: int) -> NDArray[np.bool_]:
         """Return by slot which agents pass the filter."""

@@ -101,7 +101,7 @@ def read_changes(tables: RegistryTables, indexes: IndexSet) -> ChangeBatch:
     if not batch.more:
         batch.requests = tables.memory.changes(indexes.requests, indexes.space, CHUNK)
         if batch.requests:
-            batch.votes = tables.memory.votes([change.no for change in batch.requests if change.vector])
+            batch.votes = tables.memory.votes([change.request_id for change in batch.requests if change.vector])
     batch.more_requests = batch.more or len(batch.requests) == CHUNK
     return batch
 
@@ -113,11 +113,11 @@ def _read(tables: RegistryTables, indexes: IndexSet, changes: Sequence[AgentChan
     for change in changes:
         if change.removed:
             continue
-        indexed = indexes.agents.get(change.no, unknown)
+        indexed = indexes.agents.get(change.agent_id, unknown)
         if change.card_revision != indexed.card_revision:
-            new_cards.append(change.no)
+            new_cards.append(change.agent_id)
         if change.embedded == change.card_revision != indexed.embedded:
-            new_vectors.append(change.no)
+            new_vectors.append(change.agent_id)
     packed = tables.agents.terms(new_cards) if new_cards else {}
     vectors = tables.vectors.read(indexes.space, new_vectors) if new_vectors else {}
     _add_documents(tables, packed, batch)
@@ -129,18 +129,18 @@ def _read(tables: RegistryTables, indexes: IndexSet, changes: Sequence[AgentChan
 def _add_documents(tables: RegistryTables, packed: Mapping[int, bytes], batch: ChangeBatch) -> None:
     """Add documents to a batch; those of an older version of the program are made anew from their cards."""
     old = []
-    for no, data in packed.items():
+    for agent_id, data in packed.items():
         try:
-            batch.documents[no] = IndexDocument.unpack(data)
+            batch.documents[agent_id] = IndexDocument.unpack(data)
         except ValueError:
-            old.append(no)
-    for no, agent in tables.agents.pick(old).items() if old else ():
+            old.append(agent_id)
+    for agent_id, agent in tables.agents.pick(old).items() if old else ():
         try:
-            batch.documents[no] = document = IndexDocument.of(read_card(agent.card))
+            batch.documents[agent_id] = document = IndexDocument.of(read_card(agent.card))
         except BadRequestError as error:
-            log.warning("a stored card is not valid any more", agent=no, field=error.field)
+            log.warning("a stored card is not valid any more", agent=agent_id, field=error.field)
             continue
-        batch.updated.append(UpdatedTerms(no, agent.card_revision, document.pack()))
+        batch.updated.append(UpdatedTerms(agent_id, agent.card_revision, document.pack()))
 
 
 def apply_changes(indexes: IndexSet, batch: ChangeBatch, liveness: Liveness) -> None:
@@ -150,27 +150,27 @@ def apply_changes(indexes: IndexSet, batch: ChangeBatch, liveness: Liveness) -> 
     vectors: defaultdict[str, list[tuple[int, Halves]]] = defaultdict(list)
     removed: defaultdict[str, list[int]] = defaultdict(list)
     for change in batch.changes:
-        no = change.no
+        agent_id = change.agent_id
         if change.removed:
-            indexed = indexes.agents.pop(no, None)
+            indexed = indexes.agents.pop(agent_id, None)
             if indexed is not None:
-                removed[indexed.tenant].append(no)
+                removed[indexed.tenant].append(agent_id)
             continue
-        indexed = indexes.agents.get(no)
-        document = batch.documents.get(no)
+        indexed = indexes.agents.get(agent_id)
+        document = batch.documents.get(agent_id)
         if indexed is None:
             if document is None:
                 continue
-            indexed = indexes.agents[no] = _IndexedAgent(change.tenant)
+            indexed = indexes.agents[agent_id] = _IndexedAgent(change.tenant)
         if document is not None:
-            documents[change.tenant].append((no, document))
+            documents[change.tenant].append((agent_id, document))
             indexed.card_revision, indexed.embedded = change.card_revision, 0
-        seen[change.tenant].append((no, change.ttl, change.seen_at))
-        embedded = batch.vectors.get(no)
+        seen[change.tenant].append((agent_id, change.ttl, change.seen_at))
+        embedded = batch.vectors.get(agent_id)
         if embedded is not None and embedded.card_revision == indexed.card_revision:
             rows = _unpack_vectors(embedded)
             if rows is not None:
-                vectors[change.tenant].append((no, rows))
+                vectors[change.tenant].append((agent_id, rows))
                 indexed.embedded = embedded.card_revision
     for tenant, numbers in removed.items():
         indexes.by_tenant[tenant].remove(numbers)
@@ -182,7 +182,7 @@ def apply_changes(indexes: IndexSet, batch: ChangeBatch, liveness: Liveness) -> 
             index.add_vectors(vectors[tenant])
     _apply_requests(indexes, batch, liveness)
     if batch.more:
-        indexes.cursor = ChangeCursor(batch.changes[-1].revision, batch.changes[-1].no)
+        indexes.cursor = ChangeCursor(batch.changes[-1].revision, batch.changes[-1].agent_id)
     else:
         # Changes of later transactions may be in the batch; they will come again.
         indexes.cursor = ChangeCursor(batch.revision, _LAST)
@@ -191,29 +191,29 @@ def apply_changes(indexes: IndexSet, batch: ChangeBatch, liveness: Liveness) -> 
 def _apply_requests(indexes: IndexSet, batch: ChangeBatch, liveness: Liveness) -> None:
     votes: defaultdict[int, list[Vote]] = defaultdict(list)
     for vote in batch.votes:
-        votes[vote.request_no].append(vote)
+        votes[vote.request_id].append(vote)
     kept: defaultdict[str, list[RememberedRequest]] = defaultdict(list)
     forgotten: defaultdict[str, list[int]] = defaultdict(list)
     for change in batch.requests:
         vector = _unpack_request(change)
         if vector is None:
-            forgotten[change.tenant].append(change.no)
+            forgotten[change.tenant].append(change.request_id)
         else:
-            kept[change.tenant].append(RememberedRequest(change.no, vector, votes[change.no]))
+            kept[change.tenant].append(RememberedRequest(change.request_id, vector, votes[change.request_id]))
     for tenant in {**kept, **forgotten}:
         index = indexes.of_tenant(tenant, liveness)
         index.remember(kept[tenant], forgotten[tenant])
     if not batch.more_requests:
         indexes.requests = ChangeCursor(batch.revision, _LAST)
     elif batch.requests:
-        indexes.requests = ChangeCursor(batch.requests[-1].revision, batch.requests[-1].no)
+        indexes.requests = ChangeCursor(batch.requests[-1].revision, batch.requests[-1].request_id)
 
 
 def _unpack_request(change: RequestChange) -> Halves | None:
     try:
         return unpack_rows(change.vector) if change.vector else None
     except (ValueError, IndexError):
-        log.warning("the vector of a remembered request is damaged", request=change.no)
+        log.warning("the vector of a remembered request is damaged", request=change.request_id)
         return None
 
 
@@ -222,7 +222,7 @@ def _unpack_vectors(embedded: CardVectors) -> Halves | None:
     try:
         return unpack_rows(embedded.vectors)
     except ValueError as error:
-        log.warning("vectors are damaged", agent=embedded.no, why=str(error))
+        log.warning("vectors are damaged", agent=embedded.agent_id, why=str(error))
         return None
 
 

@@ -165,20 +165,20 @@ class Searcher:
         ranked, total = await self._run(
             lambda: index.search(IndexQuery([analyze(text) for text in texts], vectors, remember), filter_, now)
         )
-        if self._reranker is not None and mode == BY_MEANING and len(ranked.numbers) > 1:
+        if self._reranker is not None and mode == BY_MEANING and len(ranked.agent_ids) > 1:
             ranked, late = await self._rerank(self._reranker, tenant, texts[0], ranked)
             note = "; ".join(filter(None, (note, late)))
         query_id = ""
         if remember and vectors is not None:
-            query_id = (await self.recent.add(tenant, texts[0], space, vectors[0], ranked.numbers)).id
+            query_id = (await self.recent.add(tenant, texts[0], space, vectors[0], ranked.agent_ids)).id
         explained = ExplainedRequest(request, ranked.shares) if query.explain else None
-        return SearchResult(ranked.numbers, ranked.scores, total, mode, note, explained, query_id)
+        return SearchResult(ranked.agent_ids, ranked.scores, total, mode, note, explained, query_id)
 
     async def _rerank(self, reranker: Reranker, tenant: str, request: str, ranked: TopAgents) -> tuple[TopAgents, str]:
         """Return the first agents in the order of their relevance, with the scores of their places; or a note."""
         problem = reranker.problem
         if problem is None:
-            numbers = ranked.numbers[: reranker.depth].tolist()
+            numbers = ranked.agent_ids[: reranker.depth].tolist()
             agents = await self._broker.read(partial(_pick, tenant, numbers, RERANKED_BYTES))
             texts = await self._run(_documents, agents)
             relevance, problem = await reranker.rate(request, texts)
@@ -241,7 +241,7 @@ def _pick(tenant: str, numbers: list[int], budget: int, tx: Transaction, now: in
     for start in range(0, len(numbers), STEP):
         some = numbers[start : start + STEP]
         picked_here = [agent for agent in tables.agents.pick(some).values() if agent.tenant == tenant]
-        there = {agent.no: agent for agent in shown_to_others(tables, tenant, picked_here, now)}
+        there = {agent.id: agent for agent in shown_to_others(tables, tenant, picked_here, now)}
         picked += map(there.get, some)
         budget -= sum(len(agent.card) + len(agent.status or b"") for agent in there.values())
         if budget < 0:
@@ -257,14 +257,14 @@ def _documents(agents: Sequence[Agent | None]) -> list[str]:
 
 def _reordered(ranked: TopAgents, relevance: NDArray[np.float32]) -> TopAgents:
     """Order the first agents by relevance. A place keeps its score, so that scores still descend (G3)."""
-    order = np.arange(len(ranked.numbers))
+    order = np.arange(len(ranked.agent_ids))
     order[: len(relevance)] = np.argsort(-relevance, kind="stable")
     rated = np.full(len(order), np.nan, np.float32)
     rated[: len(relevance)] = relevance
     shares = {name: share[order] for name, share in ranked.shares.items()}
     shares[RERANKED] = ranked.scores - ranked.scores[order]
     shares[RELEVANCE], shares[FIRST_PLACE] = rated[order], (order + 1).astype(np.float32)
-    return ranked._replace(numbers=ranked.numbers[order], shares=shares)
+    return ranked._replace(agent_ids=ranked.agent_ids[order], shares=shares)
 
 
 def _key(query: DiscoverRequest) -> bytes:
@@ -294,12 +294,12 @@ def explain(
     ``texts`` are the request and its parts, ``vectors`` theirs. The agents are as others see them, and nothing is said
     of a card but what it shows (G4).
     """
-    matches = index.match(IndexQuery([analyze(text) for text in texts], vectors), [agent.no for _, agent in page])
+    matches = index.match(IndexQuery([analyze(text) for text in texts], vectors), [agent.id for _, agent in page])
     words = spell(request.text)
     explanations = []
     for place, agent in page:
         shares = {name: float(share[place]) for name, share in request.shares.items()}
-        match = matches.get(agent.no, _NOTHING)
+        match = matches.get(agent.id, _NOTHING)
         keywords = KeywordMatch(shares[KEYWORDS], _words(words, match, agent)) if shares[KEYWORDS] else None
         by_meaning = _vectors(shares[VECTORS], match.cosines, agent) if shares.get(VECTORS) else None
         memory = shares.get(MEMORY) or None

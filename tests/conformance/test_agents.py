@@ -32,11 +32,11 @@ def add(tx, address="a", name="", text="", *, ttl=0, now=T0, **more) -> Agent:
 
 
 def embed(tx, *agents, space=SPACE, made=b"v") -> int:
-    return tx.vectors.save(space, [CardVectors(agent.no, agent.card_revision, made) for agent in agents])
+    return tx.vectors.save(space, [CardVectors(agent.id, agent.card_revision, made) for agent in agents])
 
 
 def change(agent, embedded=0) -> AgentChange:
-    return AgentChange(agent.revision, agent.no, agent.tenant, agent.card_revision, agent.ttl, agent.seen_at, embedded)
+    return AgentChange(agent.revision, agent.id, agent.tenant, agent.card_revision, agent.ttl, agent.seen_at, embedded)
 
 
 def removal(no, revision, at=T0, tenant=TENANT) -> AgentChange:
@@ -61,7 +61,7 @@ def test_an_agent_comes_back_as_it_was_kept(store, reopen):
     with within(store.transaction(), RegistryTables) as tx:
         agent = add(tx, "a.b", ODD, card=BYTES, terms=BYTES[::-1], ttl=2**40)
         assert agent == Agent(
-            no=agent.no,
+            id=agent.id,
             tenant=TENANT,
             address="a.b",
             name=ODD,
@@ -96,9 +96,9 @@ def test_an_agent_comes_back_as_it_was_kept(store, reopen):
         for transaction in (store.transaction, store.reading):
             with within(transaction(), RegistryTables) as tx:
                 assert tx.agents.find(TENANT, "a.b") == reported
-                assert tx.agents.pick([agent.no]) == {agent.no: reported}
-                assert tx.agents.terms([agent.no]) == {agent.no: b""}
-                assert tx.agents.named(TENANT, ODD[::-1], ALL) == [agent.no]
+                assert tx.agents.pick([agent.id]) == {agent.id: reported}
+                assert tx.agents.terms([agent.id]) == {agent.id: b""}
+                assert tx.agents.named(TENANT, ODD[::-1], ALL) == [agent.id]
                 assert tx.agents.named(TENANT, ODD, ALL) == []
                 assert tx.agents.revision() == 3
         store = reopen()
@@ -112,7 +112,7 @@ def test_who_is_not_registered_is_not_found(store):
             assert tx.agents.find(tenant, address) is None
         for tenant, name in ((TENANT, "weather"), (TENANT, "Weather "), (TENANT, ""), ("other", "Weather")):
             assert tx.agents.named(tenant, name, ALL) == []
-        nobody = [agent.no + 1, 0, -1, 2**60]
+        nobody = [agent.id + 1, 0, -1, 2**60]
         assert tx.agents.pick(nobody) == tx.agents.terms(nobody) == tx.vectors.read(SPACE, nobody) == {}
         assert tx.agents.pick([]) == {}
         assert tx.agents.count("other") == 0
@@ -122,10 +122,10 @@ def test_who_is_not_registered_is_not_found(store):
 def test_each_tenant_has_agents_of_its_own(store):
     with within(store.transaction(), RegistryTables) as tx:
         here, there = add(tx), add(tx, tenant="other")
-        assert here.no != there.no
+        assert here.id != there.id
         assert tx.agents.find(TENANT, "a") == here
         assert tx.agents.find("other", "a") == there
-        tx.agents.remove(here.no, T0)
+        tx.agents.remove(here.id, T0)
         assert tx.agents.find("other", "a") == there
         assert (tx.agents.count(TENANT), tx.agents.count("other")) == (0, 1)
 
@@ -134,7 +134,7 @@ def test_each_tenant_has_agents_of_its_own(store):
 def test_names_are_compared_whole_however_long(store):
     long = "n" * 200_000
     with within(store.transaction(), RegistryTables) as tx:
-        numbers = [add(tx, f"a{number}", long).no for number in range(4)]
+        numbers = [add(tx, f"a{number}", long).id for number in range(4)]
         add(tx, "b", long + "n")
         assert tx.agents.named(TENANT, long, ALL) == numbers
         assert tx.agents.named(TENANT, long, 2) == numbers[:2]
@@ -142,7 +142,7 @@ def test_names_are_compared_whole_however_long(store):
 
 def test_many_are_picked_at_once(store):
     with within(store.transaction(), RegistryTables) as tx:
-        agents = {agent.no: agent for agent in (add(tx, f"a{number}") for number in range(1200))}
+        agents = {agent.id: agent for agent in (add(tx, f"a{number}") for number in range(1200))}
         embed(tx, *agents.values())
     with within(store.reading(), RegistryTables) as tx:
         numbers = [*agents, *agents, 2**40]
@@ -160,8 +160,8 @@ def test_an_unchanged_card_is_no_new_edition_but_is_reread(store):
         assert again == replace(agent, name="two", ttl=5, updated_at=T0 + 9, seen_at=T0 + 9, revision=2)
     with within(store.reading(), RegistryTables) as tx:
         assert tx.agents.find(TENANT, "a") == again
-        assert tx.agents.terms([agent.no]) == {agent.no: b"two"}
-        assert tx.agents.named(TENANT, "two", ALL) == [agent.no]
+        assert tx.agents.terms([agent.id]) == {agent.id: b"two"}
+        assert tx.agents.named(TENANT, "two", ALL) == [agent.id]
 
 
 @pytest.mark.rule("G1")
@@ -169,12 +169,12 @@ def test_a_number_is_never_used_again(opened):
     with within(opened.store.transaction(), RegistryTables) as tx:
         last = [add(tx, f"a{number}") for number in range(3)][-1]
     with within(opened.store.transaction(), RegistryTables) as tx:
-        tx.agents.remove(last.no, T0)
+        tx.agents.remove(last.id, T0)
     store = opened.reopen()
     with within(store.transaction(), RegistryTables) as tx:
         tx.agents.forget_removed(T0 + 1, ALL)
     with within(store.transaction(), RegistryTables) as tx:
-        assert add(tx, last.address).no > last.no
+        assert add(tx, last.address).id > last.id
 
 
 def test_how_many_there_are_follows_what_happens_here(store):
@@ -190,11 +190,11 @@ def test_how_many_there_are_follows_what_happens_here(store):
         assert tx.agents.count(TENANT) == 1
         add(tx, "b")
     with undone(store, RegistryTables) as tx:
-        tx.agents.remove(first.no, T0)
+        tx.agents.remove(first.id, T0)
         assert tx.agents.count(TENANT) == 1
     with within(store.transaction(), RegistryTables) as tx:
-        tx.agents.remove(first.no, T0)
-        tx.agents.remove(first.no, T0)
+        tx.agents.remove(first.id, T0)
+        tx.agents.remove(first.id, T0)
         assert tx.agents.count(TENANT) == 1
     with within(store.reading(), RegistryTables) as tx:
         assert (tx.agents.count(TENANT), tx.agents.count("other")) == (1, 1)
@@ -211,12 +211,12 @@ def test_what_one_transaction_changes_has_one_revision(store):
         assert tx.agents.revision() == 1
     with within(store.transaction(), RegistryTables) as tx:
         a = tx.agents.seen(a, b"", T0 + 1)
-        tx.agents.remove(c.no, T0 + 1)
+        tx.agents.remove(c.id, T0 + 1)
         assert embed(tx, a) == 1
         assert tx.agents.revision() == 2
     with within(store.reading(), RegistryTables) as tx:
         assert tx.agents.revision() == 2
-        assert tx.agents.changes(FIRST, SPACE, ALL) == [change(b), change(a, 1), removal(c.no, 2, T0 + 1)]
+        assert tx.agents.changes(FIRST, SPACE, ALL) == [change(b), change(a, 1), removal(c.id, 2, T0 + 1)]
 
 
 @pytest.mark.rule("G1")
@@ -227,10 +227,10 @@ def test_what_changes_nothing_takes_no_revision(store):
         tx.agents.find(TENANT, "a")
         tx.agents.named(TENANT, "a", 1)
         tx.agents.unseen(T0, START, 1)
-        tx.agents.remove(agent.no + 1, T0)
-        tx.agents.set_terms([UpdatedTerms(agent.no, agent.card_revision, b"new")])
+        tx.agents.remove(agent.id + 1, T0)
+        tx.agents.set_terms([UpdatedTerms(agent.id, agent.card_revision, b"new")])
         tx.agents.set_terms([])
-        assert embed(tx, replace(agent, card_revision=2), replace(agent, no=agent.no + 1)) == 0
+        assert embed(tx, replace(agent, card_revision=2), replace(agent, id=agent.id + 1)) == 0
         assert tx.vectors.save(SPACE, []) == 0
         tx.vectors.drop(SPACE, 1)
         tx.agents.forget_removed(T0, 1)
@@ -248,14 +248,14 @@ def test_what_was_taken_back_is_not_there(store):
         add(tx, "b")
         tx.agents.replace(agent, registration("a", "two", "other"), 5, T0 + 1)
         embed(tx, replace(agent, card_revision=2), made=b"w")
-        tx.agents.remove(agent.no, T0)
+        tx.agents.remove(agent.id, T0)
         assert tx.agents.revision() == 2
     with within(store.reading(), RegistryTables) as tx:
         assert tx.agents.revision() == 1
         assert tx.agents.find(TENANT, "a") == agent
         assert tx.agents.find(TENANT, "b") is None
-        assert tx.agents.terms([agent.no]) == {agent.no: b"terms of "}
-        assert tx.vectors.read(SPACE, [agent.no]) == {agent.no: CardVectors(agent.no, 1, b"v")}
+        assert tx.agents.terms([agent.id]) == {agent.id: b"terms of "}
+        assert tx.vectors.read(SPACE, [agent.id]) == {agent.id: CardVectors(agent.id, 1, b"v")}
         assert tx.agents.changes(FIRST, SPACE, ALL) == [change(agent, 1)]
 
 
@@ -264,24 +264,24 @@ def test_changes_are_read_in_pages_also_within_one_revision(store):
         agents = [add(tx, f"a{number}") for number in range(5)]
     with within(store.transaction(), RegistryTables) as tx:
         for number in (4, 2):
-            tx.agents.remove(agents[number].no, T0)
+            tx.agents.remove(agents[number].id, T0)
         tx.agents.seen(agents[1], b"", T0)
         late = add(tx, "late")
     expected = [
-        (1, agents[0].no, False),
-        (1, agents[3].no, False),
-        (2, agents[1].no, False),
-        (2, agents[2].no, True),
-        (2, agents[4].no, True),
-        (2, late.no, False),
+        (1, agents[0].id, False),
+        (1, agents[3].id, False),
+        (2, agents[1].id, False),
+        (2, agents[2].id, True),
+        (2, agents[4].id, True),
+        (2, late.id, False),
     ]
     for limit in range(1, 8):
         found, place = [], FIRST
         with within(store.reading(), RegistryTables) as tx:
             while page := tx.agents.changes(place, SPACE, limit):
                 assert len(page) <= limit
-                found += [(one.revision, one.no, one.removed) for one in page]
-                place = ChangeCursor(page[-1].revision, page[-1].no)
+                found += [(one.revision, one.agent_id, one.removed) for one in page]
+                place = ChangeCursor(page[-1].revision, page[-1].agent_id)
         assert found == expected
 
 
@@ -290,17 +290,17 @@ def test_who_was_removed_and_comes_back_is_another(store):
     with within(store.transaction(), RegistryTables) as tx:
         first = add(tx)
     with within(store.transaction(), RegistryTables) as tx:
-        tx.agents.remove(first.no, T0 + 1)
+        tx.agents.remove(first.id, T0 + 1)
         second = add(tx, now=T0 + 1)
     with within(store.reading(), RegistryTables) as tx:
-        assert tx.agents.changes(FIRST, SPACE, ALL) == [removal(first.no, 2, T0 + 1), change(second)]
+        assert tx.agents.changes(FIRST, SPACE, ALL) == [removal(first.id, 2, T0 + 1), change(second)]
 
 
 def test_removals_are_forgotten_the_oldest_first(store):
     with within(store.transaction(), RegistryTables) as tx:
         for number in range(4):
             agent = add(tx, f"a{number}")
-            tx.agents.remove(agent.no, T0 + number)
+            tx.agents.remove(agent.id, T0 + number)
     with within(store.transaction(), RegistryTables) as tx:
         assert tx.agents.forget_removed(T0, ALL) == 0
         assert tx.agents.forget_removed(T0 + 3, 2) == 2
@@ -314,13 +314,13 @@ def test_the_silent_are_found_by_when_they_were_last_seen(store):
     with within(store.transaction(), RegistryTables) as tx:
         late, early, twin = (add(tx, name, ttl=5, now=at) for name, at in (("a", T0 + 9), ("b", T0), ("c", T0)))
         add(tx, "never", ttl=0)
-    expected = [SilentAgent(one.no, TENANT, one.address, 5, one.seen_at) for one in (early, twin, late)]
+    expected = [SilentAgent(one.id, TENANT, one.address, 5, one.seen_at) for one in (early, twin, late)]
     for transaction in (store.reading, store.transaction):
         with within(transaction(), RegistryTables) as tx:
             assert tx.agents.unseen(T0 + 9, START, ALL) == expected
             assert tx.agents.unseen(T0 + 8, START, ALL) == expected[:2]
-            assert tx.agents.unseen(T0 + 9, LastSeenCursor(T0, early.no), 1) == expected[1:2]
-            assert tx.agents.unseen(T0 + 9, LastSeenCursor(T0 + 9, late.no), ALL) == []
+            assert tx.agents.unseen(T0 + 9, LastSeenCursor(T0, early.id), 1) == expected[1:2]
+            assert tx.agents.unseen(T0 + 9, LastSeenCursor(T0 + 9, late.id), ALL) == []
             assert tx.agents.unseen(T0 - 1, START, ALL) == []
 
 
@@ -335,11 +335,11 @@ def test_terms_are_kept_for_the_card_they_were_read_from(store):
         tx.agents.seen(c, b"", T0)
     with within(store.transaction(), RegistryTables) as tx:
         tx.agents.set_terms(
-            [UpdatedTerms(one.no, one.card_revision, ODD.encode("utf-8", "replace")) for one in (a, b, c)]
+            [UpdatedTerms(one.id, one.card_revision, ODD.encode("utf-8", "replace")) for one in (a, b, c)]
         )
     with within(store.reading(), RegistryTables) as tx:
         anew = ODD.encode("utf-8", "replace")
-        assert tx.agents.terms([c.no, b.no, a.no]) == {a.no: anew, b.no: b"terms of new", c.no: anew}
+        assert tx.agents.terms([c.id, b.id, a.id]) == {a.id: anew, b.id: b"terms of new", c.id: anew}
         assert tx.agents.revision() == 2
 
 
@@ -349,12 +349,12 @@ def test_vectors_are_kept_by_space_for_cards_as_they_are(store):
     with within(store.transaction(), RegistryTables) as tx:
         changed = tx.agents.replace(b, registration("b", text="new"), 0, T0)
     with within(store.transaction(), RegistryTables) as tx:
-        assert embed(tx, a, b, replace(a, no=99), made=BYTES) == 1
+        assert embed(tx, a, b, replace(a, id=99), made=BYTES) == 1
         assert embed(tx, a, changed, space="other") == 2
     with within(store.reading(), RegistryTables) as tx:
-        assert tx.vectors.read(SPACE, [a.no, b.no]) == {a.no: CardVectors(a.no, 1, BYTES)}
-        assert tx.vectors.read("other", [b.no]) == {b.no: CardVectors(b.no, 2, b"v")}
-        assert tx.vectors.read("", [a.no]) == {}
+        assert tx.vectors.read(SPACE, [a.id, b.id]) == {a.id: CardVectors(a.id, 1, BYTES)}
+        assert tx.vectors.read("other", [b.id]) == {b.id: CardVectors(b.id, 2, b"v")}
+        assert tx.vectors.read("", [a.id]) == {}
         assert (tx.vectors.count(SPACE), tx.vectors.count("other"), tx.vectors.count("")) == (1, 2, 0)
         assert tx.vectors.spaces() == sorted([SPACE, "other"])
         assert [one.embedded for one in tx.agents.changes(FIRST, SPACE, ALL)] == [1, 0]
@@ -368,14 +368,14 @@ def test_vectors_of_a_former_card_are_told_apart(store):
         embed(tx, agent)
     with within(store.transaction(), RegistryTables) as tx:
         agent = tx.agents.replace(agent, registration("a", text="new"), 0, T0)
-        assert tx.vectors.read(SPACE, [agent.no]) == {agent.no: CardVectors(agent.no, 1, b"v")}
+        assert tx.vectors.read(SPACE, [agent.id]) == {agent.id: CardVectors(agent.id, 1, b"v")}
         assert tx.agents.changes(FIRST, SPACE, ALL) == [change(agent, 1)]
         assert tx.vectors.count(SPACE) == 1
-        missing = [UnembeddedCard(agent.no, 2, card("a", "new"))]
+        missing = [UnembeddedCard(agent.id, 2, card("a", "new"))]
         assert tx.vectors.missing(SPACE, 0, ALL, T0 + 1) == (missing, None)
     with within(store.transaction(), RegistryTables) as tx:
         assert embed(tx, agent, made=b"new") == 1
-        assert tx.vectors.read(SPACE, [agent.no]) == {agent.no: CardVectors(agent.no, 2, b"new")}
+        assert tx.vectors.read(SPACE, [agent.id]) == {agent.id: CardVectors(agent.id, 2, b"new")}
         assert tx.vectors.missing(SPACE, 0, ALL, T0 + 1) == ([], None)
 
 
@@ -386,12 +386,12 @@ def test_missing_vectors_are_found_by_number_and_time(store):
         embed(tx, agents[2], space="other")
 
         def missing(after=0, limit=ALL, before=T0 + 5):
-            return [one.no - agents[0].no for one in tx.vectors.missing(SPACE, after, limit, before)[0]]
+            return [one.agent_id - agents[0].id for one in tx.vectors.missing(SPACE, after, limit, before)[0]]
 
         assert missing() == [0, 2, 3, 4]
         assert missing(limit=2) == [0, 2]
-        assert tx.vectors.missing(SPACE, 0, 2, T0 + 5)[1] == agents[2].no
-        assert missing(after=agents[2].no) == [3, 4]
+        assert tx.vectors.missing(SPACE, 0, 2, T0 + 5)[1] == agents[2].id
+        assert missing(after=agents[2].id) == [3, 4]
         assert missing(before=T0 + 3) == [0, 2]
         tx.agents.replace(agents[0], registration("a0"), 0, T0 + 9)
         assert missing() == [2, 3, 4]
@@ -399,17 +399,17 @@ def test_missing_vectors_are_found_by_number_and_time(store):
 
 @pytest.mark.parametrize("looked_at", [1, 2, 5, 100])
 def test_what_lacks_vectors_is_found_look_by_look(store, monkeypatch, looked_at):
-    monkeypatch.setattr(tables, "LOOKED_AT", looked_at)
+    monkeypatch.setattr(tables, "MAX_SCANNED", looked_at)
     with within(store.transaction(), RegistryTables) as tx:
         agents = [add(tx, f"a{number}") for number in range(20)]
         embed(tx, *agents[7:12])
         for agent in agents[3:6]:
-            tx.agents.remove(agent.no, T0)
+            tx.agents.remove(agent.id, T0)
     found, after = [], 0
     with within(store.reading(), RegistryTables) as tx:
         while after is not None:
             some, after = tx.vectors.missing(SPACE, after, 2, T0 + 1)
-            found += [one.no - agents[0].no for one in some]
+            found += [one.agent_id - agents[0].id for one in some]
     assert found == [0, 1, 2, 6, *range(12, 20)]
 
 
@@ -419,8 +419,8 @@ def test_vectors_go_with_their_agent_and_with_their_space(store):
         for space in (SPACE, "other"):
             embed(tx, *agents, space=space)
     with within(store.transaction(), RegistryTables) as tx:
-        tx.agents.remove(agents[0].no, T0)
-        assert tx.vectors.read(SPACE, [agents[0].no]) == tx.vectors.read("other", [agents[0].no]) == {}
+        tx.agents.remove(agents[0].id, T0)
+        assert tx.vectors.read(SPACE, [agents[0].id]) == tx.vectors.read("other", [agents[0].id]) == {}
         assert tx.vectors.drop(SPACE, 1) == 1
         assert tx.vectors.drop(SPACE, 5) == 1
         assert tx.vectors.drop(SPACE, 5) == 0

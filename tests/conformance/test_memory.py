@@ -18,7 +18,7 @@ ANN, BOB = 5, 6
 
 
 def query(text="Book a boat", *agents, space=SPACE, tenant=TENANT) -> RecentSearch:
-    numbers = np.array([agent.no for agent in agents], np.int64).tobytes()
+    numbers = np.array([agent.id for agent in agents], np.int64).tobytes()
     return RecentSearch("q", tenant, text, space, VECTOR, numbers)
 
 
@@ -31,12 +31,12 @@ def vote(tx, asked, address="boats", value=USEFUL, voter=ANN, *, owner=None, ove
 
 
 def kept(tx, space=SPACE, after=FIRST) -> dict[int, bytes]:
-    return {change.no: change.vector for change in tx.memory.changes(after, space, 100)}
+    return {change.request_id: change.vector for change in tx.memory.changes(after, space, 100)}
 
 
 def votes(tx) -> list[tuple[int, int, int]]:
     found = tx.memory.votes(list(kept(tx)))
-    return sorted((one.agent_no, one.voter, one.value) for one in found)
+    return sorted((one.agent_id, one.voter, one.value) for one in found)
 
 
 @pytest.mark.rule("G5", "G6")
@@ -50,7 +50,7 @@ def test_a_voter_has_one_word_on_a_request_and_agent(store):
         vote(tx, query("Book a boat", boats), voter=BOB)
     assert first < second
     with within(store.reading(), RegistryTables) as tx:
-        assert votes(tx) == [(boats.no, ANN, USELESS), (boats.no, BOB, USEFUL)]
+        assert votes(tx) == [(boats.id, ANN, USELESS), (boats.id, BOB, USEFUL)]
         [(no, vector)] = kept(tx).items()
         assert vector == VECTOR
         assert kept(tx, "another/3/4") == {no: b""}
@@ -71,7 +71,7 @@ def test_some_words_do_not_count(store):
         assert vote(tx, query("x", boats), value=SIGN, voter=BOB) is None
         assert vote(tx, query("x", tide), "tide", SIGN) is not None
         vote(tx, query("x", tide), "tide", USELESS)
-        assert votes(tx) == [(boats.no, BOB, USEFUL), (tide.no, ANN, USELESS)]
+        assert votes(tx) == [(boats.id, BOB, USEFUL), (tide.id, ANN, USELESS)]
 
 
 @pytest.mark.rule("G6")
@@ -108,7 +108,7 @@ def test_one_voter_takes_no_other_ones_place(store, monkeypatch):
         vote(tx, query("x", *agents), "boats0", voter=BOB)
         for at, agent in enumerate(agents):
             vote(tx, query("x", *agents), agent.address, now=T0 + 1 + at)
-        assert votes(tx) == [(agents[0].no, BOB, USEFUL), *((agent.no, ANN, USEFUL) for agent in agents[-3:])]
+        assert votes(tx) == [(agents[0].id, BOB, USEFUL), *((agent.id, ANN, USEFUL) for agent in agents[-3:])]
 
 
 @pytest.mark.rule("G7")
@@ -119,11 +119,11 @@ def test_the_clean_up_forgets_what_is_old_and_of_no_agent(store):
         vote(tx, query("both", boats, tide), now=T0 + DAY)
         vote(tx, query("both", boats, tide), "tide", now=T0 + DAY)
         vote(tx, query("boats", boats), now=T0 + DAY)
-        tx.agents.remove(boats.no, T0 + DAY)
+        tx.agents.remove(boats.id, T0 + DAY)
     with within(store.transaction(), RegistryTables) as tx:
         removed, more = rules.collect_requests(tx, DAY, T0 + DAY + 1, 100)
         assert (removed, more) == (3, False)
-        assert votes(tx) == [(tide.no, ANN, USEFUL)]
+        assert votes(tx) == [(tide.id, ANN, USEFUL)]
         assert sum(map(bool, kept(tx).values())) == 1
     with within(store.transaction(), RegistryTables) as tx:
         assert rules.collect_requests(tx, 9 * DAY, T0 + 3 * DAY, 100) == (2, False)
@@ -138,7 +138,7 @@ def test_an_agent_or_a_tenant_is_forgotten_on_demand(store):
         vote(tx, query("x", boats, tide), "tide")
         vote(tx, query("y", boats))
         vote(tx, query("x", theirs, tenant="other"))
-        assert rules.forget_agent(tx, boats.no, T0) == 2
-        assert votes(tx) == [(tide.no, ANN, USEFUL), (theirs.no, ANN, USEFUL)]
+        assert rules.forget_agent(tx, boats.id, T0) == 2
+        assert votes(tx) == [(tide.id, ANN, USEFUL), (theirs.id, ANN, USEFUL)]
         assert rules.forget_all(tx, TENANT, 10, T0) == 1
-        assert votes(tx) == [(theirs.no, ANN, USEFUL)]
+        assert votes(tx) == [(theirs.id, ANN, USEFUL)]

@@ -115,7 +115,7 @@ def furnish(store: Store) -> None:
     agency = Agency(store, now=mail.now)
     agent = agency.register("task", "name", "text")
     vectors = pack_rows(np.ones((2, 4), np.float32))
-    agency.run(lambda tx: tx.vectors.save(SPACE, [CardVectors(agent.no, agent.card_revision, vectors)]))
+    agency.run(lambda tx: tx.vectors.save(SPACE, [CardVectors(agent.id, agent.card_revision, vectors)]))
     agency.register("other")
     agency.unregister("other")
 

@@ -7,7 +7,7 @@ import orjson
 from mediator.errors import BadRequestError
 from registry.cards import card as cards
 from registry.cards.a2a import MAX_WARNINGS
-from registry.cards.card import NAMED, agent_id, mailbox_address
+from registry.cards.card import NAMED, agent_address, mailbox_address
 from registry.cards.sources import with_mailbox
 
 FIELDS = ("card", "mailbox", "name", "ttl")
@@ -20,7 +20,7 @@ def card(data: bytes) -> None:
     except BadRequestError as error:
         _check_refusal(error)
         return
-    assert agent_id(read.address) == read.address
+    assert agent_address(read.address) == read.address
     if not read.address.startswith(NAMED):
         assert mailbox_address(f"mq9://broker/{read.address}") == read.address
     assert read.ttl is None or 0 <= read.ttl <= cards.MAX_TTL * 1000

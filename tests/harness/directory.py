@@ -35,7 +35,7 @@ class Instance:
     async def register(self, name: str, description: str = "", **more: object) -> int:
         card = {"mailbox": f"agent.{name}", "name": name, "description": description, **more}
         done = await self.directory.register("default", orjson.dumps(card))
-        return done.agent.no
+        return done.agent.id
 
     async def discover(self, tenant: str = "default", budget: int = BUDGET, **asked: object) -> DiscoverResult:
         return await self.directory.searcher.discover(tenant, DiscoverRequest(**asked), budget)

@@ -46,7 +46,7 @@ def change(tx, chance) -> int | None:
     except NoSuchAgentError:
         return None
     agent = tx.agents.find(TENANT, address)
-    embedded = [] if agent is None else [CardVectors(agent.no, agent.card_revision, b"v")]
+    embedded = [] if agent is None else [CardVectors(agent.id, agent.card_revision, b"v")]
     return tx.agents.revision() if tx.vectors.save(SPACE, embedded) else None
 
 
@@ -86,10 +86,10 @@ def test_who_follows_skips_nothing_of_what_all_instances_do(store, instances):
             with within(store.reading(), RegistryTables) as tx:
                 while page := tx.agents.changes(place, SPACE, 3):
                     for one in page:
-                        assert place < (one.revision, one.no)
-                        place = ChangeCursor(one.revision, one.no)
-                        known[one.no] = one
-                assert sorted(known.values(), key=lambda one: (one.revision, one.no)) == tx.agents.changes(
+                        assert place < (one.revision, one.agent_id)
+                        place = ChangeCursor(one.revision, one.agent_id)
+                        known[one.agent_id] = one
+                assert sorted(known.values(), key=lambda one: (one.revision, one.agent_id)) == tx.agents.changes(
                     FIRST, SPACE, ALL
                 )
 
@@ -108,7 +108,7 @@ def test_one_mailbox_registered_everywhere_at_once_is_one_agent(store, instances
                 agents.append(register(tx, f"b{turn}", str(number)))
 
         together(*(lambda number=number: one(number) for number in range(len(instances))))
-        assert len({agent.no for agent in agents}) == 1
+        assert len({agent.id for agent in agents}) == 1
         assert sorted(agent.edition for agent in agents) == list(range(1, len(instances) + 1))
         with within(store.reading(), RegistryTables) as tx:
             assert tx.agents.find(TENANT, f"b{turn}") == max(agents, key=lambda agent: agent.edition)
@@ -133,7 +133,7 @@ def test_a_late_report_keeps_the_agent(url, store, instances):
     collector.join(DEADLINE)
     assert removed == [0]
     with within(store.reading(), RegistryTables) as tx:
-        assert tx.agents.find(TENANT, "a").no == agent.no
+        assert tx.agents.find(TENANT, "a").id == agent.id
 
 
 @pytest.mark.rule("G1", "A8")

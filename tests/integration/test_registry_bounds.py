@@ -58,7 +58,7 @@ async def test_a_forged_snapshot_shows_no_agents_of_other_tenants():
     air = Air()
     async with instance(ram_store(), announcer=air) as one:
         await one.register("own")
-        theirs = (await one.directory.register("other", b'{"mailbox": "theirs"}')).agent.no
+        theirs = (await one.directory.register("other", b'{"mailbox": "theirs"}')).agent.id
         forged = SearchResult(np.array([theirs], np.int64), np.empty(0, np.float32), 1, "list")
         await SnapshotCache(air).publish(SearchSnapshot("id", "default", b"", forged, 0.0))
         assert await one.found(cursor="id.0") == []

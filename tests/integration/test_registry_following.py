@@ -108,7 +108,7 @@ async def test_a_restart_loads_all_agents(data: Data):
         numbers = await asyncio.gather(*(one.register(f"a{n}", f"common word{n}") for n in range(count)))
         agents = await one.broker.read(lambda tx, _now: tx.table(RegistryTables).agents.pick(numbers[:3]))
         rows = pack_rows(np.array([[1.0, 0.0]], np.float32))
-        vectors = [CardVectors(agent.no, agent.card_revision, rows) for agent in agents.values()]
+        vectors = [CardVectors(agent.id, agent.card_revision, rows) for agent in agents.values()]
         await one.broker.write(lambda tx, _now: tx.table(RegistryTables).vectors.save(SPACE, vectors))
         await one.directory.unregister("default", AgentReference(address="agent.a7"))
     async with instance(data.reopen(), SPACE) as two:

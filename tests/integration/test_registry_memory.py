@@ -97,7 +97,7 @@ async def test_own_agents_cannot_be_praised_among_several(policy: MemoryPolicy, 
     async with instance(ram_store(), SPACE, policy=policy) as one:
         card = b'{"mailbox": "agent.boats"}'
         done = await one.directory.register("default", card, caller)
-        query_id = await ask(one, done.agent.no)
+        query_id = await ask(one, done.agent.id)
         assert await say(one, query_id, caller) is counted
         assert await say(one, query_id, "user bob")
         assert await remembered(one) == 1
@@ -111,19 +111,19 @@ async def test_anonymous_callers_are_one_beside_a_credential(parties: int) -> No
         done = await one.directory.register("default", b'{"mailbox": "agent.boats"}', "user ann")
         voters = set()
         for number in range(10):
-            query = await one.asked.add("default", f"Boat {number}", SPACE, VECTOR, np.array([done.agent.no], np.int64))
+            query = await one.asked.add("default", f"Boat {number}", SPACE, VECTOR, np.array([done.agent.id], np.int64))
             assert await say(one, query.id)
             voters |= await one.broker.read(
                 lambda tx, _now, query=query: {  # type: ignore[misc]
                     voter
                     for voter in (0, voter_of_request(query.text))
-                    if tx.table(RegistryTables).memory.find_vote(query, done.agent.no, voter) is not None
+                    if tx.table(RegistryTables).memory.find_vote(query, done.agent.id, voter) is not None
                 }
             )
         assert len(voters) == (1 if parties else 10)
         if parties:
             own = await one.directory.register("default", b'{"mailbox": "agent.boats"}')
-            assert not await say(one, await ask(one, own.agent.no)), "its own agent"
+            assert not await say(one, await ask(one, own.agent.id)), "its own agent"
 
 
 @pytest.mark.rule("G6")
@@ -178,8 +178,8 @@ async def test_what_is_forgotten_of_one_agent_lifts_it_no_more() -> None:
         async def lifts() -> dict[int, float]:
             index = await one.updater.index("default")
             found, _ = index.search(IndexQuery([["boat"]], VECTOR[None], remember=True), SearchFilter(), 0)
-            shares = found.shares.get(MEMORY, np.zeros(len(found.numbers)))
-            return dict(zip(found.numbers.tolist(), shares.tolist(), strict=True))
+            shares = found.shares.get(MEMORY, np.zeros(len(found.agent_ids)))
+            return dict(zip(found.agent_ids.tolist(), shares.tolist(), strict=True))
 
         await until(lambda: _equal(lifts(), boats, tide), what="both are lifted alike")
         assert await one.directory.forget_use("default", "agent.boats") == 1

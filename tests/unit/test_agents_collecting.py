@@ -29,7 +29,7 @@ def test_agents_gone_for_long_are_removed_with_a_change(agency: Agency) -> None:
     assert agency.collect_agents() == 1
     assert agency.find("a") is None
     assert agency.find("b") is not None
-    assert [(one.no, one.removed) for one in agency.changes()] == [(agent.no + 1, False), (agent.no, True)]
+    assert [(one.agent_id, one.removed) for one in agency.changes()] == [(agent.id + 1, False), (agent.id, True)]
     assert agency.collect_agents() == 0
 
 
@@ -82,7 +82,7 @@ def test_a_dry_run_names_some_and_shows_no_address(agency: Agency) -> None:
         (finding,) = rules.plan_collecting(tx, LIVENESS, agency.now, 2)
     assert (finding.what, finding.why, finding.count, finding.more) == ("agents", rules.SILENT, 3, False)
     assert [(one.tenant, one.address, one.number, one.expired_at) for one in finding.examples] == [
-        (TENANT, redact(agent.address), agent.no, agency.now) for agent in agents[:2]
+        (TENANT, redact(agent.address), agent.id, agency.now) for agent in agents[:2]
     ]
     assert agency.collect_agents() == 3
     with agency.reading() as tx:

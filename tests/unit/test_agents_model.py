@@ -72,9 +72,9 @@ class Follower:
             assert self.place < place(change)
             self.place = place(change)
             if change.removed:
-                self.known.pop(change.no, None)
+                self.known.pop(change.agent_id, None)
             else:
-                self.known[change.no] = change
+                self.known[change.agent_id] = change
 
 
 def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
@@ -124,9 +124,9 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
                         continue
                     agent, created = rules.register(tx, LIVENESS, LIMIT, new, self.now)
                     assert created == (before is None)
-                    expected = self.expected(new, before, revision, agent.no)
+                    expected = self.expected(new, before, revision, agent.id)
                     assert agent == expected
-                    self.agents[agent.no], self.terms[agent.no] = expected, new.terms
+                    self.agents[agent.id], self.terms[agent.id] = expected, new.terms
             if refused < len(requests):
                 self.revision = revision
 
@@ -137,11 +137,11 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
                 changed = True
                 status, registered_at, edition = None, self.now, 0
             else:
-                assert no == before.no
+                assert no == before.id
                 changed = before.card != new.card
                 status, registered_at, edition = before.status, before.registered_at, before.edition
             return Agent(
-                no=no,
+                id=no,
                 tenant=new.tenant,
                 address=new.address,
                 name=new.name,
@@ -161,7 +161,7 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
             with contextlib.suppress(Undone), within(self.store.transaction(), RegistryTables) as tx:
                 rules.register(tx, LIVENESS, 0, new, self.now)
                 for agent in self.agents.values():
-                    tx.agents.remove(agent.no, self.now)
+                    tx.agents.remove(agent.id, self.now)
                 raise Undone
 
         @rule(tenant=tenants, address=st.none() | addresses, name=names, removes=st.booleans())
@@ -183,12 +183,12 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
             [agent] = matches
             if removes:
                 assert verb(address, name, tenant=tenant) == replace(agent, revision=self.revision)
-                self.lose(agent.no)
+                self.lose(agent.id)
                 return
             status = b"%d" % self.now
             expected = replace(agent, status=status, seen_at=self.now, revision=self.revision)
             assert self.agency.report(address, name, status, tenant) == expected
-            self.agents[agent.no] = expected
+            self.agents[agent.id] = expected
 
         def lose(self, no: int) -> None:
             agent = self.agents.pop(no)
@@ -211,8 +211,8 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
             if kept:
                 self.revision += 1
             for one in kept:
-                self.vectors[space, one.no] = one
-                self.agents[one.no] = replace(self.agents[one.no], revision=self.revision)
+                self.vectors[space, one.agent_id] = one
+                self.agents[one.agent_id] = replace(self.agents[one.agent_id], revision=self.revision)
 
         @rule(requests=st.lists(requests, min_size=1, max_size=4), tenant=tenants, space=spaces)
         def take(self, requests: list[Registration], tenant: str, space: str) -> None:
@@ -237,17 +237,17 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
                 agent = before[address]
                 if agent is None or agent.card != new.card:
                     there = self.agency.find(address, tenant)
-                    self.agents[there.no] = self.expected(new, agent, revision, there.no)
-                    self.terms[there.no] = new.terms
+                    self.agents[there.id] = self.expected(new, agent, revision, there.id)
+                    self.terms[there.id] = new.terms
                     counts["replaced"] += agent is not None
-                    agent = self.agents[there.no]
-                elif (kept := self.vectors.get((space, agent.no))) and kept.card_revision == agent.card_revision:
+                    agent = self.agents[there.id]
+                elif (kept := self.vectors.get((space, agent.id))) and kept.card_revision == agent.card_revision:
                     counts["unchanged"] += 1
                     continue
                 else:
                     counts["embedded"] += 1
-                self.vectors[space, agent.no] = CardVectors(agent.no, agent.card_revision, vectors)
-                self.agents[agent.no] = replace(agent, revision=revision)
+                self.vectors[space, agent.id] = CardVectors(agent.id, agent.card_revision, vectors)
+                self.agents[agent.id] = replace(agent, revision=revision)
                 self.revision = revision
             assert done._asdict() == {**counts, "revision": self.revision}
 
@@ -266,12 +266,12 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
             agent = self.agents[data.draw(st.sampled_from(sorted(self.agents)))]
             terms = b"anew %d" % self.now
             reread = [
-                UpdatedTerms(agent.no, agent.card_revision - old, terms),
+                UpdatedTerms(agent.id, agent.card_revision - old, terms),
                 UpdatedTerms(self.numbered + 1, 1, terms),
             ]
             self.agency.run(lambda tx: tx.agents.set_terms(reread))
             if not old:
-                self.terms[agent.no] = terms
+                self.terms[agent.id] = terms
 
         # Time.
 
@@ -282,7 +282,7 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
         @rule(limit=st.integers(1, 3))
         def clean_up(self, limit: int) -> None:
             since = self.now - LIVENESS.grace - LIVENESS.keep
-            silent = sorted((one.seen_at, one.no) for one in self.agents.values() if one.ttl and one.seen_at <= since)
+            silent = sorted((one.seen_at, one.id) for one in self.agents.values() if one.ttl and one.seen_at <= since)
             over = 0
             for start in range(0, len(silent), limit):
                 gone = [no for _, no in silent[start : start + limit] if self.over(self.agents[no])]
@@ -300,9 +300,9 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
         @rule(limit=st.integers(1, 3))
         def forget_removed(self, limit: int) -> None:
             old = {no for no, one in self.removed.items() if one.seen_at < self.now - rules.REMEMBERED}
-            before = {one.no for one in self.agency.changes() if one.removed}
+            before = {one.agent_id for one in self.agency.changes() if one.removed}
             assert self.agency.forget_removed(limit) == min(limit, len(old))
-            gone = before - {one.no for one in self.agency.changes() if one.removed}
+            gone = before - {one.agent_id for one in self.agency.changes() if one.removed}
             assert gone <= old
             for no in gone:
                 del self.removed[no]
@@ -322,7 +322,7 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
             there = [
                 AgentChange(
                     revision=agent.revision,
-                    no=no,
+                    agent_id=no,
                     tenant=agent.tenant,
                     card_revision=agent.card_revision,
                     ttl=agent.ttl,
@@ -346,7 +346,7 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
                     for address in ADDRESSES:
                         assert tx.agents.find(tenant, address) == self.at(tenant, address)
                     for name in NAMES:
-                        assert tx.agents.named(tenant, name, ALL) == [one.no for one in self.called(tenant, name)]
+                        assert tx.agents.named(tenant, name, ALL) == [one.id for one in self.called(tenant, name)]
 
         @invariant()
         def every_vector_is_there_or_missing(self) -> None:
@@ -369,7 +369,7 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
                     one.learn(page)
                 # Who was away for longer than removals are remembered may hold some that are gone.
                 known = {no: change for no, change in one.known.items() if no not in self.forgotten}
-                assert known == {change.no: change for change in self.changes(one.space) if not change.removed}
+                assert known == {change.agent_id: change for change in self.changes(one.space) if not change.removed}
             assert_intact(self.store, but="vector_shape")
             self.store.close()
 
@@ -383,7 +383,7 @@ def machine(store_factory: Callable[[], Store]) -> type[RuleBasedStateMachine]:
 
 
 def place(change: AgentChange) -> ChangeCursor:
-    return ChangeCursor(change.revision, change.no)
+    return ChangeCursor(change.revision, change.agent_id)
 
 
 @pytest.mark.rule("G1", "G2", "G3")

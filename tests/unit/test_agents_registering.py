@@ -83,7 +83,7 @@ def test_a_report_brings_a_gone_agent_back(agency: Agency) -> None:
     agent = agency.register("a", ttl=SECOND)
     agency.advance(DAY)
     assert agency.state("a") is State.GONE
-    assert agency.report("a").no == agent.no
+    assert agency.report("a").id == agent.id
     assert agency.state("a") is State.ALIVE
 
 

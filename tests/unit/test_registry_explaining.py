@@ -29,7 +29,7 @@ def agent(no: int, address: str = "clerk.inbox", shown: str = "", **card: object
 
 def index_of(*agents: Agent, own: str = "") -> TenantIndex:
     index = TenantIndex(Liveness())
-    index.add([(one.no, IndexDocument.of(read_card(_own(one, own)))) for one in agents])
+    index.add([(one.id, IndexDocument.of(read_card(_own(one, own)))) for one in agents])
     return index
 
 
@@ -40,12 +40,12 @@ def _own(one: Agent, own: str) -> bytes:
 def why(index: TenantIndex, text: str, vectors: np.ndarray | None, *agents: Agent) -> dict[int, Explanation]:
     query = IndexQuery([analyze(text)], vectors)
     found, _ = index.search(query, SearchFilter(), 0)
-    page = [(place, one) for place, no in enumerate(found.numbers.tolist()) for one in agents if one.no == no]
+    page = [(place, one) for place, no in enumerate(found.agent_ids.tolist()) for one in agents if one.id == no]
     explanations = explain(index, ExplainedRequest(text, found.shares), [text], vectors, page)
     for (place, _), each in zip(page, explanations, strict=True):
         parts = [part.score for part in (each.keywords, each.vectors) if part is not None]
         assert sum(parts) == pytest.approx(float(found.scores[place]), abs=1e-6)
-    return {one.no: each for (_, one), each in zip(page, explanations, strict=True)}
+    return {one.id: each for (_, one), each in zip(page, explanations, strict=True)}
 
 
 @pytest.mark.rule("G3")

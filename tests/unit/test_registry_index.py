@@ -45,16 +45,16 @@ def index() -> TenantIndex:
 
 
 def by_words(index: TenantIndex, text: str, wanted: SearchFilter | None = None) -> list[int]:
-    return index.search(IndexQuery([analyze(text)], None), wanted or SearchFilter(), NOW)[0].numbers.tolist()
+    return index.search(IndexQuery([analyze(text)], None), wanted or SearchFilter(), NOW)[0].agent_ids.tolist()
 
 
 def by_meaning(index: TenantIndex, question: IndexQuery, wanted: SearchFilter | None = None) -> list[int]:
-    return index.search(question, wanted or SearchFilter(), NOW)[0].numbers.tolist()
+    return index.search(question, wanted or SearchFilter(), NOW)[0].agent_ids.tolist()
 
 
 def test_agents_are_found_by_words(index: TenantIndex):
     ranked, total = index.search(IndexQuery([analyze("pay my invoice, forecast it")], None), SearchFilter(), NOW)
-    assert ranked.numbers.tolist() == [12, 11]
+    assert ranked.agent_ids.tolist() == [12, 11]
     assert total == 2
     assert ranked.scores[0] == 1 > ranked.scores[1] > 0
 
@@ -84,15 +84,15 @@ def test_words_of_asking_do_not_outrank_the_noun():
 
 def test_each_part_of_a_request_finds_its_own_agent(index: TenantIndex):
     whole, part = analyze("forecast cities weather. invoice"), analyze("invoice")
-    assert index.search(IndexQuery([whole], None), SearchFilter(), NOW)[0].numbers[0] == 11
+    assert index.search(IndexQuery([whole], None), SearchFilter(), NOW)[0].agent_ids[0] == 11
     ranked, total = index.search(IndexQuery([whole, part], None), SearchFilter(), NOW)
-    assert set(ranked.numbers[:2].tolist()) == {11, 12}
+    assert set(ranked.agent_ids[:2].tolist()) == {11, 12}
     assert total == 2
 
 
 def test_unknown_words_find_no_agent(index: TenantIndex):
     ranked, total = index.search(IndexQuery([analyze("zebra")], None), SearchFilter(), NOW)
-    assert (ranked.numbers.tolist(), total) == ([], 0)
+    assert (ranked.agent_ids.tolist(), total) == ([], 0)
     assert by_words(index, "") == []
 
 
@@ -189,6 +189,6 @@ def test_min_score_leaves_out_lower_scores(index: TenantIndex):
         everybody, _ = index.search(question, SearchFilter(), NOW)
         least = float(everybody.scores[0])
         kept, total = index.search(question, SearchFilter(min_score=least), NOW)
-        assert len(everybody.numbers) > 1
-        assert kept.numbers.tolist() == everybody.numbers[:1].tolist()
+        assert len(everybody.agent_ids) > 1
+        assert kept.agent_ids.tolist() == everybody.agent_ids[:1].tolist()
         assert total == 1

@@ -126,7 +126,7 @@ def index(vectors) -> TenantIndex:
 
 def ranked(made, vector, *, remember=True) -> list[int]:
     found, _ = made.search(IndexQuery([[]], np.array([vector], np.float32), remember), SearchFilter(), 0)
-    return found.numbers.tolist()
+    return found.agent_ids.tolist()
 
 
 @pytest.mark.rule("G5")

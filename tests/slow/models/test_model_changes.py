@@ -233,7 +233,7 @@ async def test_keywords_answer_after_a_change_of_model_in_place(store: Store, on
         with stopped(await begun(second)):
             await until(lambda: second.updater.loaded)
             found = await second.ask_again()
-            assert found.note == "answered by keywords: the cards are being read by another model"
+            assert found.note == "answered by keywords: the cards are being embedded by another model"
             assert found.agents == []
             assert await second.found(semantic="oven temperatures") == [RIGHT]
             assert "Keywords answer until then." in await second.said()
