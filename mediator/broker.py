@@ -16,7 +16,7 @@ from functools import partial
 from hashlib import blake2b
 from typing import TypeVar
 
-from mediator.errors import BusyError, MediatorError
+from mediator.errors import BusyError, MediatorError, UnavailableError
 from mediator.mailboxes import board, broadcasting, creating, fetching, querying, sending, settling
 from mediator.mailboxes.address import PUBLIC
 from mediator.mailboxes.bounds import Bounds
@@ -35,6 +35,10 @@ T = TypeVar("T")
 READER_THREADS = 4
 MAX_READS = 64
 """FETCHes and QUERYs that read at the same time; what they found stays in memory until a door has encoded it."""
+INLINE_SECONDS = 0.010
+"""A read of many rows that takes the event loop longer is left to a thread."""
+INLINE_REST = 10
+"""So many times as long as such a read took, threads do all reads of many rows."""
 MAX_JOINED_IDS = 100
 """An ACK of more messages is done alone."""
 WAKE_KEY_BYTES = 16
@@ -88,6 +92,9 @@ class Broker:
         self._connections: dict[str, bool] = {}
         """The clients' connections whose end will be told, and whether they may have claims (F9)."""
         self._read_slots = asyncio.Semaphore(MAX_READS)
+        self._inline_read = asyncio.Lock()
+        self._reads_inline_from = 0.0
+        """Until then, reads of many rows are left to the threads; seconds of :func:`time.monotonic`."""
         self._reads_allowed = asyncio.Event()
         self._reads_allowed.set()
         self._stopping = False
@@ -300,6 +307,28 @@ class Broker:
     async def read_inline(self, work: Work[T]) -> T:
         """Read a few rows: on the event loop itself if the database is in this process, else as :meth:`read`."""
         return self._read(work) if self._store.quick else await self.read(work)
+
+    async def read_batch(self, work: Work[T]) -> T:
+        """Read many rows: on the event loop while such reads are quick, which saves the turns of a thread.
+
+        The loop does its other work between any two of them. One that takes too long is done again by a thread.
+        """
+        if not self._store.quick:
+            return await self.read(work)
+        async with self._inline_read:
+            await asyncio.sleep(0)
+            started = time.monotonic()
+            if started >= self._reads_inline_from:
+                try:
+                    with self._store.reading(INLINE_SECONDS) as tx:
+                        return work(tx, self.clock())
+                except UnavailableError:
+                    # A thread has more time; what else is wrong it finds as well.
+                    pass
+                finally:
+                    if (seconds := time.monotonic() - started) > INLINE_SECONDS:
+                        self._reads_inline_from = time.monotonic() + INLINE_REST * seconds
+        return await self.read(work)
 
     def _read(self, work: Work[T]) -> T:
         with self._store.reading() as tx:

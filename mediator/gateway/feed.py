@@ -282,7 +282,7 @@ class LiveFeed(Publisher):
         still = Cursor(cursor.lanes, list(cursor.marks), cursor.until)
         while not self._gone:
             try:
-                found = await self._broker.read(
+                found = await self._broker.read_batch(
                     lambda tx, now: pushing.read_next(tx, self._key, self._mailbox_id, still, limit, budget, now)
                 )
             except NoSuchMailboxError:

@@ -12,7 +12,10 @@ from mediator.mailboxes.copy_rule import CopyRuleCache
 from mediator.mailboxes.mailbox import MailboxKey
 from mediator.mailboxes.transaction import Transaction
 
-__all__ = ["Integrity", "Store", "Transaction"]
+__all__ = ["READ_SECONDS", "Integrity", "Store", "Transaction"]
+
+READ_SECONDS = 4
+"""A query beside the writer is interrupted after this long: SQLite's log would not be cut meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +65,11 @@ class Store(Protocol):
     def find_damage(self, seconds: float) -> "Integrity":
         """Check the whole database, for so many seconds at most, and return what is damaged."""
 
-    def reading(self) -> AbstractContextManager[Transaction]:
-        """Open a snapshot of what is committed; it must not be changed."""
+    def reading(self, max_seconds: float = READ_SECONDS) -> AbstractContextManager[Transaction]:
+        """Open a snapshot of what is committed; it must not be changed.
+
+        Raises :class:`UnavailableError` when it takes longer. A database server keeps to ``READ_SECONDS``.
+        """
 
     def checkpoint(self) -> None:
         """Copy what was committed from the log into the database file, while the writer goes on."""

@@ -29,7 +29,7 @@ from mediator.mailboxes.session import (
     UnflushedPositions,
     send_only_addresses,
 )
-from mediator.store.base import Integrity, Pool, Transaction
+from mediator.store.base import READ_SECONDS, Integrity, Pool, Transaction
 from mediator.store.migrate import NO_PARTS, migrate
 from mediator.system.extras import install_command
 
@@ -52,8 +52,6 @@ from mediator.store.postgres_reserve import STATEMENT_SECONDS, PostgresReserve
 from mediator.store.wire import Array, BigInts, Blobs, Connection, Texts, Wire
 
 READERS = 4
-READ_SECONDS = 4
-"""A SELECT beside the writer is cancelled after this long."""
 LOCK_SECONDS = 5
 """How long a transaction waits for what another instance has locked."""
 HOLDER_SECONDS = 2
@@ -321,8 +319,9 @@ class PostgresStore:
         return Integrity()
 
     @contextmanager
-    def reading(self) -> Iterator[Transaction]:
+    def reading(self, max_seconds: float = READ_SECONDS) -> Iterator[Transaction]:
         """Open a snapshot; see :class:`mediator.store.base.Store`."""
+        del max_seconds
         with self._readers.borrow() as dialect, _transaction(dialect):
             dialect.begin(_READING)
             yield Transaction(Session(dialect, MailboxCache(0), UnflushedPositions(0), Counts(time.monotonic)))

@@ -22,7 +22,7 @@ from mediator.mailboxes.copy_rule import UNREAD, CopyRuleCache
 from mediator.mailboxes.mailbox import MailboxKey
 from mediator.mailboxes.rows import MESSAGE, KeptMailbox, Row
 from mediator.mailboxes.session import MESSAGE_COLUMNS, Counts, Keys, MailboxCache, Session, UnflushedPositions
-from mediator.store.base import Integrity, Pool, Transaction
+from mediator.store.base import READ_SECONDS, Integrity, Pool, Transaction
 from mediator.store.migrate import NO_PARTS, migrate
 from mediator.store.sqlite_file import (
     AHEAD,
@@ -44,8 +44,8 @@ STORE_EVERY = 1000
 BUSY_SECONDS = 5
 READERS = 5
 """One more than there are reader threads, so that the event loop never waits for a connection."""
-READ_SECONDS = 4.0
-"""A SELECT beside the writer is interrupted after this long: it would keep the WAL from being cut."""
+PROGRESS_STEPS = 10_000
+"""Steps of SQLite's machine, of which a row takes about ten, after which a SELECT looks at the time."""
 LOG_BYTES = 192 << 20
 """Bytes that the WAL keeps: to overwrite them takes a disk fewer steps than to append."""
 USED_BYTES = LOG_BYTES - AHEAD
@@ -266,12 +266,12 @@ class SqliteStore:
             self._make_room()
 
     @contextmanager
-    def reading(self) -> Iterator[Transaction]:
+    def reading(self, max_seconds: float = READ_SECONDS) -> Iterator[Transaction]:
         """Open a snapshot; see :class:`mediator.store.base.Store`."""
         try:
             with self._readers.borrow() as reader:
-                connection, end = reader.connection, time.monotonic() + READ_SECONDS
-                connection.set_progress_handler(lambda: time.monotonic() > end, 100_000)
+                connection, end = reader.connection, time.monotonic() + max_seconds
+                connection.set_progress_handler(lambda: time.monotonic() > end, PROGRESS_STEPS)
                 try:
                     connection.execute("BEGIN")
                     yield Transaction(Session(reader, MailboxCache(0), self._positions, Counts(time.monotonic)))

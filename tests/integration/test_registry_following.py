@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from mediator.broker import Broker
 from mediator.errors import UnavailableError
 from mediator.mailboxes.bounds import Bounds
-from mediator.store.base import Store, Transaction
+from mediator.store.base import READ_SECONDS, Store, Transaction
 from mediator.store.postgres import PostgresStore
 from mediator.store.sqlite import SqliteStore
 from registry.index import updater
@@ -59,11 +59,11 @@ class Cut(SqliteStore):
     tries = 0
 
     @contextmanager
-    def reading(self) -> Iterator[Transaction]:
+    def reading(self, max_seconds: float = READ_SECONDS) -> Iterator[Transaction]:
         if self.cut:
             self.tries += 1
             raise UnavailableError("cut off")
-        with super().reading() as tx:
+        with super().reading(max_seconds) as tx:
             yield tx
 
 
