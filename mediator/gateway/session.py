@@ -139,7 +139,7 @@ class PushSession(ConnectionStreams):
         """What the next PONGs of the server answer: may the client subscribe; None: a PING of the client."""
         self._held_pongs: list[list[int]] = []
         """PONGs that wait: up to which number the subscriptions must be decided, and how many PONGs."""
-        self._client_pongs: list[dict[Subscription, int] | Callable[[], None] | None] = []
+        self._client_pongs: list[dict[Subscription, int] | list[Callable[[], None]] | None] = []
         """How many messages of each subscription a PONG confirms; what it calls; None: a PING of the server."""
 
     @property
@@ -216,8 +216,12 @@ class PushSession(ConnectionStreams):
         return blocked
 
     def probe(self, on_answer: Callable[[], None]) -> None:
-        """Send the client a PING; ``on_answer`` is called when its PONG comes."""
-        self._client_pongs.append(on_answer)
+        """Call ``on_answer`` when the client answers a PING: that of a probe under way, else a new one."""
+        for answers in self._client_pongs:
+            if isinstance(answers, list):
+                answers.append(on_answer)
+                return
+        self._client_pongs.append([on_answer])
         self._down.insert(frames.PING)
         self._wake()
 
@@ -226,8 +230,9 @@ class PushSession(ConnectionStreams):
         answers = self._client_pongs.pop(0) if self._client_pongs else None
         if answers is None:
             return frame
-        if not isinstance(answers, dict):
-            answers()
+        if isinstance(answers, list):
+            for on_answer in answers:
+                on_answer()
             return b""
         self._pings_under_way -= 1
         for subscription, total in answers.items():

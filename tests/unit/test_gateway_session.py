@@ -4,6 +4,7 @@ import json
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -608,3 +609,17 @@ def test_who_is_not_let_in_yet_gives_way_when_much_waits() -> None:
     ways[0].server(b"PONG\r\n")
     assert ways[0].client(frame * 3)[0] == frame * 3, "the server knows who it is"
     assert everybody.total < 500_000
+
+
+@pytest.mark.rule("N2", "N10")
+def test_probes_of_many_share_a_ping() -> None:
+    way, answered = ClientPath(), list[int]()
+    for number in range(1000):
+        way.protocol.probe(partial(answered.append, number))
+    assert way.take() == (b"", b"PING\r\n")
+    assert way.client(b"PONG\r\n") == (b"", b"")
+    assert answered == list(range(1000))
+    way.protocol.probe(partial(answered.append, 1000))
+    assert way.take() == (b"", b"PING\r\n")
+    assert way.client(b"PONG\r\nPONG\r\n") == (b"PONG\r\n", b"")
+    assert answered[1000:] == [1000]
