@@ -44,8 +44,8 @@ STORE_EVERY = 1000
 BUSY_SECONDS = 5
 READERS = 5
 """One more than there are reader threads, so that the event loop never waits for a connection."""
-PROGRESS_STEPS = 10_000
-"""Steps of SQLite's machine, of which a row takes about ten, after which a SELECT looks at the time."""
+PROGRESS_STEPS = 1000
+"""Steps of SQLite's machine, of which a row takes about 25, after which a SELECT looks at the time."""
 LOG_BYTES = 192 << 20
 """Bytes that the WAL keeps: to overwrite them takes a disk fewer steps than to append."""
 USED_BYTES = LOG_BYTES - AHEAD

@@ -8,10 +8,18 @@ from pathlib import Path
 import pytest
 
 from mediator.broker import Broker
+from mediator.errors import UnavailableError
+from mediator.mailboxes import pushing
 from mediator.mailboxes.bounds import Bounds
+from mediator.mailboxes.creating import Create
+from mediator.mailboxes.lanes import LANES
+from mediator.mailboxes.message import Draft
+from mediator.mailboxes.pushing import Cursor
+from mediator.mailboxes.sending import Send
 from mediator.store.base import Transaction
 from mediator.store.sqlite import SqliteStore
 
+BOX = "default", "task"
 ROWS = 1_000_000
 SLOW = f"WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n WHERE x < {ROWS}) SELECT count(*) FROM n"
 
@@ -54,3 +62,21 @@ async def test_event_loop_works_between_two_reads(broker: Broker) -> None:
     await asyncio.gather(*(broker.read_batch(lambda _tx, _now: order.append("read")) for _ in range(3)))
     assert "read read" not in " ".join(order)
     assert order.count("read") == 3
+
+
+@pytest.mark.rule("E6")
+async def test_time_is_checked_within_a_batch(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "mail.db")
+    broker = Broker(store, Bounds())
+    number = (await broker.create(Create(*BOX))).mailbox.id
+    await asyncio.gather(*(broker.send(Send(*BOX, Draft(b"x"))) for _ in range(100)))
+
+    def read(tx: Transaction, now: int) -> int:
+        cursor = Cursor(LANES, [-1] * len(LANES))
+        return len(pushing.read_next(tx, BOX, number, cursor, 100, 1 << 20, now).messages)
+
+    assert await broker.read_batch(read) == 100
+    with pytest.raises(UnavailableError, match="too long"), store.reading(max_seconds=0) as tx:
+        read(tx, broker.clock())
+    await broker.close()
+    store.close()
