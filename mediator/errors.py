@@ -308,8 +308,8 @@ class NoSuchInvitationError(MediatorError, code="invitation_not_found", status=4
 class NoSuchConnectionError(MediatorError, code="connection_not_found", status=404):
     """The DIDComm connection that an operator names does not exist."""
 
-    def __init__(self, no: int) -> None:
-        super().__init__(f"connection {no} does not exist")
+    def __init__(self, connection_id: int) -> None:
+        super().__init__(f"connection {connection_id} does not exist")
 
 
 class NoSuchTenantError(MediatorError, code="tenant_not_found", status=404):

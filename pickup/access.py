@@ -173,7 +173,7 @@ class RateLimiter:
         """Return how many buckets are kept."""
         return len(self._full_at)
 
-    def take(self, key: Hashable) -> float:
+    def acquire(self, key: Hashable) -> float:
         """Take a token; 0, or in how many seconds there is one, and none is taken."""
         now = self._clock()
         full_at = max(self._full_at.get(key, now), now) + self._interval
@@ -181,17 +181,17 @@ class RateLimiter:
         # A rounding error must not refuse the last token.
         if wait > 1e-9:
             return wait
-        self._keep(key, full_at, now)
+        self._set_bucket(key, full_at, now)
         return 0
 
     def reserve(self, key: Hashable) -> float:
         """Take a token in any case, and return in how many seconds it is there."""
         now = self._clock()
         full_at = max(self._full_at.get(key, now), now) + self._interval
-        self._keep(key, full_at, now)
+        self._set_bucket(key, full_at, now)
         return max(0.0, full_at - now - self._burst)
 
-    def _keep(self, key: Hashable, full_at: float, now: float) -> None:
+    def _set_bucket(self, key: Hashable, full_at: float, now: float) -> None:
         self._full_at[key] = full_at
         self._full_at.move_to_end(key)
         # The oldest are usually full by now.
@@ -222,7 +222,7 @@ class AddressGate:
         if verdict is Verdict.DENY:
             raise DeniedError
         if self._limiter is not None and verdict is None:
-            wait = self._limiter.take(group(address))
+            wait = self._limiter.acquire(group(address))
             if wait:
                 self._metrics.limited("address")
                 raise RateLimitedError("address", math.ceil(wait))

@@ -173,15 +173,15 @@ class MediationBroker:
             self._callers.add(tenant, caller, connection)
         return connection
 
-    async def note_use(self, connection: Connection, *, transport: str, client: str, pickup: str) -> None:
+    async def record_use(self, connection: Connection, *, transport: str, client: str, pickup: str) -> None:
         """Note that a connection made a request, in the database once an hour; unused ones are forgotten (D8).
 
         ``pickup`` is the version of message pickup, empty for other protocols.
         """
         now = self.clock()
-        self.uses.note(ConnectionUse(connection.id, now, transport, pickup, client))
+        self.uses.record(ConnectionUse(connection.id, now, transport, pickup, client))
         if now - connection.seen_at >= connecting.SEEN_EVERY:
-            await self.write(lambda tx, now: connecting.note_use(tx, connection, now), even_when_full=True)
+            await self.write(lambda tx, now: connecting.record_use(tx, connection, now), even_when_full=True)
 
     async def get_connection(self, connection_id: int) -> Connection | None:
         """Return a connection by its number."""
@@ -366,7 +366,7 @@ class MediationBroker:
         def work(tx: MediationTransaction, now: int) -> None:
             message_queue.acknowledge(tx, connection, ids, now)
             if in_use:
-                connecting.note_use(tx, connection, now)
+                connecting.record_use(tx, connection, now)
 
         await self.write(work, connection.mailbox_key, even_when_full=True)
 

@@ -69,8 +69,8 @@ class ConnectionUses:
                     traffic.acknowledged += 1
                     traffic.acknowledged_bytes += event.size
 
-    def note(self, use: ConnectionUse) -> None:
-        """Note a request of a connection; one of another protocol keeps the version of message pickup."""
+    def record(self, use: ConnectionUse) -> None:
+        """Record a request of a connection; one of another protocol keeps the version of message pickup."""
         before = self._seen.get(use.connection_id)
         if before is None and self._is_full(self._seen):
             return

@@ -289,7 +289,7 @@ def _seen_envelope(request: InboundRequest, caller: str) -> SeenEnvelope:
         tenant=request.tenant,
         sender=caller,
         kind=f"{message.type.family}/{message.type.name}",
-        mark=request.envelope.mark,
+        digest=request.envelope.digest,
         created_at=None if created is None else created * 1000,
         expire_at=None if expires is None else expires * 1000 + CLOCK_SKEW,
     )

@@ -83,7 +83,7 @@ class EndpointRelay:
         """Start with what waits already, then follow the commits."""
         self._mediation.broker.listen(self._committed, "woken")
         self._tasks = [
-            asyncio.create_task(self._find(), name="relay-finder"),
+            asyncio.create_task(self._find_mail(), name="relay-finder"),
             asyncio.create_task(self._sweep(), name="relay-sweep"),
         ]
 
@@ -119,7 +119,7 @@ class EndpointRelay:
             self._woken.update(dict.fromkeys(new))
             self._wakeup.set()
 
-    async def _find(self) -> None:
+    async def _find_mail(self) -> None:
         """Start workers for the holders of mailboxes in which messages became visible."""
         forget_at = 0.0
         while True:

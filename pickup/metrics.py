@@ -27,8 +27,8 @@ class DroppedMail:
     def __init__(self) -> None:
         self._drops: deque[tuple[float, int, Sequence[MailboxKey]]] = deque(maxlen=1000)
 
-    def note(self, messages: int, mailbox_keys: Sequence[MailboxKey]) -> None:
-        """Note messages of one forward, and the mailboxes that had no room."""
+    def record(self, messages: int, mailbox_keys: Sequence[MailboxKey]) -> None:
+        """Record messages of one forward, and the mailboxes that had no room."""
         self._drops.append((time.monotonic(), messages, mailbox_keys[:NAMED]))
 
     async def examine(self) -> Sequence[Finding]:

@@ -72,7 +72,7 @@ async def read_rotation(request: InboundRequest) -> DidRotation | None:
         # The document is in the cache: the envelope was opened with it.
         endpoint=None if ends else (await request.context.resolver.resolve(sender)).endpoint,
         signed_at=signed_at * 1000,
-        mark=hashlib.blake2b(f"{jws.protected}.{jws.payload}".encode(), digest_size=16).digest(),
+        digest=hashlib.blake2b(f"{jws.protected}.{jws.payload}".encode(), digest_size=16).digest(),
     )
 
 
@@ -288,7 +288,7 @@ class MessageReceiver:
             connection=None if caller is None else await context.mediation.find_connection(tenant, caller),
             channel=channel,
             mediation=context.mediation,
-            repeated=opened.mark in self._handled,
+            repeated=opened.digest in self._handled,
         )
         return request, unreadable
 
@@ -326,7 +326,7 @@ class MessageReceiver:
         if request.connection is not None:
             if self._tenants is not None and request.channel.persistent:
                 self._tenants.enter(request.channel, request.tenant)
-            await self._note(request, request.connection)
+            await self._record_use(request, request.connection)
         try:
             replies = await dispatcher.handle(request)
         except ReplayedError:
@@ -337,8 +337,8 @@ class MessageReceiver:
             replies = await dispatcher.handle(request)
         if request.caller is not None and not any(reply.type.name in REPORT_NAMES for reply in replies):
             # A refused message may be sent again as it is.
-            self._handled[request.envelope.mark] = None
-            self._handled.move_to_end(request.envelope.mark)
+            self._handled[request.envelope.digest] = None
+            self._handled.move_to_end(request.envelope.digest)
             if len(self._handled) > MAX_REMEMBERED:
                 self._handled.popitem(last=False)
         return replies
@@ -347,15 +347,15 @@ class MessageReceiver:
         if self._access is not None and self._access.denies(request.caller, connection):
             return DeniedError()
         if self._limiter is not None and connection is not None:
-            wait = self._limiter.take(connection.id)
+            wait = self._limiter.acquire(connection.id)
             if wait:
                 request.context.metrics.limited("connection")
                 return RateLimitedError("connection", math.ceil(wait))
         return None
 
-    async def _note(self, request: InboundRequest, connection: Connection) -> None:
+    async def _record_use(self, request: InboundRequest, connection: Connection) -> None:
         type = request.message.type
-        await request.mediation.note_use(
+        await request.mediation.record_use(
             connection,
             transport="ws" if request.channel.persistent else "http",
             client=request.channel.client,

@@ -70,14 +70,14 @@ class CleanupHistory(Table):
                 (now.took, orjson.dumps(now.removed).decode(), now.passes, now.failed, now.error, last[0]),
             )
             return
-        (no,) = self._session.one(
+        (row_id,) = self._session.one(
             f"INSERT INTO cleanup_history ({self._COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?) RETURNING no",
             (
                 *(passes.instance, passes.started_at, passes.took, orjson.dumps(passes.removed).decode()),
                 *(passes.passes, passes.failed, passes.error),
             ),
         )
-        self._execute("DELETE FROM cleanup_history WHERE no <= ?", (no - MAX_ROWS,))
+        self._execute("DELETE FROM cleanup_history WHERE no <= ?", (row_id - MAX_ROWS,))
 
     def newest(self, before: int | None, limit: int) -> list[tuple[int, CleanupPasses]]:
         """Return passes with their numbers, the newest first."""

@@ -456,8 +456,8 @@ class Mailbox:
                 ids += [None] * (len(bodies) - start)
                 break
             codes = reply.get("error_codes", {})
-            for no, text in reply["errors"].items():
-                errors[start + int(no)] = error_of_reply(text, {"error_code": codes.get(no)})
+            for position, text in reply["errors"].items():
+                errors[start + int(position)] = error_of_reply(text, {"error_code": codes.get(position)})
             ids += map(_msg_id, reply["msg_ids"])
         if not errors:
             return ids

@@ -140,7 +140,7 @@ class Forwarder:
         """Forward one batch, or wait for one."""
         woken.clear()
         bounds = self._broker.bounds
-        batch = await self._write(rule, lambda tx, now: forwarding.take(tx, bounds, rule, target.max_batch, now))
+        batch = await self._write(rule, lambda tx, now: forwarding.lease_batch(tx, bounds, rule, target.max_batch, now))
         if batch.retry_at is not None:
             rest = (batch.retry_at - self._broker.clock()) / SECOND
             await asyncio.sleep(min(max(rest, 0.001), IDLE_SECONDS))

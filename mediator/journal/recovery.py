@@ -166,7 +166,7 @@ class Recovery:
 
 def _read_next_ids(mailbox_ids: Sequence[int], tx: Transaction, _now: int) -> dict[int, int]:
     """Return the next msg_id of each mailbox; 0 for one that is gone without an event."""
-    found = tx.mailboxes.by_no(mailbox_ids)
+    found = tx.mailboxes.by_id(mailbox_ids)
     # On a shared database another instance may have ended a mailbox, in its own journal.
     return {
         mailbox_id: found[mailbox_id].next_id if mailbox_id in found else 0

@@ -111,10 +111,10 @@ class SendOnlyAddresses:
         Only who makes the address of that mailbox and finds it equal knows that it is.
         """
 
-    def _make(self, no: int, tenant: str, address: str, created_at: int) -> str:
-        sealed = f"{no} {created_at} {tenant} {address}".encode()
+    def _make(self, mailbox_id: int, tenant: str, address: str, created_at: int) -> str:
+        sealed = f"{mailbox_id} {created_at} {tenant} {address}".encode()
         seal = hashlib.blake2b(sealed, key=self._key, digest_size=_SEAL_BYTES, person=b"seal").digest()
-        hidden = (no ^ self._mask(seal)).to_bytes(_NUMBER_BYTES)
+        hidden = (mailbox_id ^ self._mask(seal)).to_bytes(_NUMBER_BYTES)
         return SEND_ONLY_PREFIX + base64.b32hexencode(seal + hidden).decode("ascii").lower()
 
     def of(self, mailbox: Mailbox) -> str:
@@ -125,8 +125,8 @@ class SendOnlyAddresses:
         if not is_send_only(address):
             return None
         seal, hidden = divmod(int(address[len(SEND_ONLY_PREFIX) :], 32), 1 << 8 * _NUMBER_BYTES)
-        no = hidden ^ self._mask(seal.to_bytes(_SEAL_BYTES))
-        return no if no < 1 << 63 else None
+        mailbox_id = hidden ^ self._mask(seal.to_bytes(_SEAL_BYTES))
+        return mailbox_id if mailbox_id < 1 << 63 else None
 
     def _mask(self, seal: bytes) -> int:
         return int.from_bytes(

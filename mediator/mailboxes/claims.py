@@ -200,7 +200,7 @@ class Claims:
         before = group.consumers.get(connection)
         if before is not None and before.replies:
             left = (reply.without(covers) for reply in before.replies)
-            self._keep(group_id, group, connection, before, [reply for reply in left if reply is not None])
+            self._set_replies(group_id, group, connection, before, [reply for reply in left if reply is not None])
 
     def acknowledge_up_to(self, group_id: int, connection: str, marks: Sequence[int]) -> None:
         """Note an ACK of the only connection of a group, which settles each lane up to a mark.
@@ -215,9 +215,9 @@ class Claims:
         if before is not None:
             left = [reply for reply in before.replies if not reply.is_within(marks)]
             if len(left) < len(before.replies):
-                self._keep(group_id, group, connection, before, left)
+                self._set_replies(group_id, group, connection, before, left)
 
-    def _keep(
+    def _set_replies(
         self, group_id: int, group: GroupClaims, connection: str, before: Consumer, replies: Sequence[HandedReply]
     ) -> None:
         if replies:
@@ -245,9 +245,9 @@ class Claims:
     def end(self, connection: str) -> list[MailboxKey]:
         """End all claims of a connection that is over; return where its messages are free now."""
         numbers = sorted(self._of_connection.get(connection, ()))
-        keys = [self._groups[no].mailbox_key for no in numbers]
-        for no in numbers:
-            self.forget(no, connection)
+        keys = [self._groups[group_id].mailbox_key for group_id in numbers]
+        for group_id in numbers:
+            self.forget(group_id, connection)
         return keys
 
     def _change(self, group_id: int, group: GroupClaims, connection: str, consumer: Consumer) -> None:

@@ -44,9 +44,9 @@ def expired_messages(tx: Transaction, now: int, limit: int) -> Collected:
     expired = tx.messages.expired(now, limit)
     for item in expired:
         per_mailbox[item.mailbox_id].append(item.ref)
-    mailboxes = tx.mailboxes.by_no(per_mailbox)
-    for no, refs in per_mailbox.items():
-        mailbox = mailboxes.get(no)
+    mailboxes = tx.mailboxes.by_id(per_mailbox)
+    for mailbox_id, refs in per_mailbox.items():
+        mailbox = mailboxes.get(mailbox_id)
         if mailbox is None:
             # Another instance was first, and dropped the whole mailbox.
             continue
@@ -126,12 +126,12 @@ def by_group(tx: Transaction, ended: Sequence[LeaseCursor], now: int) -> Iterato
     per_group: defaultdict[int, list[int]] = defaultdict(list)
     for lease in ended:
         per_group[lease.group_id].append(lease.msg_id)
-    groups = tx.groups.by_no(per_group)
-    mailboxes = tx.mailboxes.by_no({group.mailbox_id for group in groups.values()})
-    for no, group in groups.items():
+    groups = tx.groups.by_id(per_group)
+    mailboxes = tx.mailboxes.by_id({group.mailbox_id for group in groups.values()})
+    for group_id, group in groups.items():
         mailbox = mailboxes.get(group.mailbox_id)
         if mailbox is not None and mailbox.is_live(now):
-            yield mailbox, group, per_group[no]
+            yield mailbox, group, per_group[group_id]
 
 
 def dedup_ids(tx: Transaction, now: int, limit: int) -> Collected:
@@ -157,8 +157,8 @@ def remove_mail_kept_until_start(tx: Transaction, instance: str, now: int, limit
     per_mailbox: defaultdict[int, list[MessageRef]] = defaultdict(list)
     for item in gone:
         per_mailbox[item.mailbox_id].append(item.ref)
-    for no, mailbox in tx.mailboxes.by_no(per_mailbox).items():
-        refs = per_mailbox[no]
+    for mailbox_id, mailbox in tx.mailboxes.by_id(per_mailbox).items():
+        refs = per_mailbox[mailbox_id]
         tx.messages.remove(mailbox, [ref for ref in refs if ref.msg_id != HIDDEN_ID])
         for ref in refs:
             # A dedup id that expired may name a newer message by now.
@@ -246,7 +246,7 @@ def plan_unused_groups(tx: Transaction, keep: int, now: int, examples: int) -> l
     groups = tx.groups.unseen(now - keep, MAX_MAILBOXES) if keep else []
     if not groups:
         return []
-    mailboxes = tx.mailboxes.by_no({group.mailbox_id for group in groups[:examples]})
+    mailboxes = tx.mailboxes.by_id({group.mailbox_id for group in groups[:examples]})
     shown = tuple(
         Example(mailbox.tenant, redact(mailbox.address) if mailbox.address else "", group.id, group.seen_at + keep)
         for group in groups[:examples]
@@ -256,7 +256,7 @@ def plan_unused_groups(tx: Transaction, keep: int, now: int, examples: int) -> l
 
 
 def _messages(tx: Transaction, expired: Sequence[Expired]) -> tuple[Example, ...]:
-    mailboxes = tx.mailboxes.by_no({item.mailbox_id for item in expired})
+    mailboxes = tx.mailboxes.by_id({item.mailbox_id for item in expired})
     return tuple(_message(tx, mailboxes[item.mailbox_id], item) for item in expired)
 
 

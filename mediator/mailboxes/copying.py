@@ -232,7 +232,7 @@ def find_copies(tx: Transaction, number: int, names: Collection[str], after: int
     ``names`` are its address and its send-only address. Returns their msg_ids, and the msg_id to go on behind; None at
     the end.
     """
-    target = tx.mailboxes.by_no([number]).get(number)
+    target = tx.mailboxes.by_id([number]).get(number)
     looked_at = [] if target is None else tx.messages.origins(target, COPY_OF, after, FORGET_SLICE)
     found = [msg_id for msg_id, source, shown in looked_at if source in names or shown.rpartition("/")[0] in names]
     return found, looked_at[-1][0] if len(looked_at) == FORGET_SLICE else None
@@ -240,7 +240,7 @@ def find_copies(tx: Transaction, number: int, names: Collection[str], after: int
 
 def forget_copies(tx: Transaction, number: int, copies: Sequence[int], now: int) -> int:
     """Remove copies that :func:`find_copies` found, and return how many were still there (C6)."""
-    target = tx.mailboxes.by_no([number]).get(number)
+    target = tx.mailboxes.by_id([number]).get(number)
     refs = [] if target is None else list(tx.messages.refs(target, copies, 0).values())
     if target is not None and refs:
         remove(tx, target, refs, now, EventType.DELETED)

@@ -163,13 +163,13 @@ def _free(tx: Transaction, mailbox: Mailbox, now: int, why: EventType) -> None:
     tx.events.append(Event(why, now, mailbox.tenant, mailbox.id, created_at=mailbox.created_at))
 
 
-def get_live_mailbox(tx: Transaction, tenant: str, address: str, now: int, no: int | None = None) -> Mailbox:
+def get_live_mailbox(tx: Transaction, tenant: str, address: str, now: int, mailbox_id: int | None = None) -> Mailbox:
     """Return the mailbox, the generation ``no`` if one is named, or raise :class:`NoSuchMailboxError`.
 
     Of a living mailbox's send-only address, raise :class:`SendOnlyError` (A10).
     """
     mailbox = tx.mailboxes.find(tenant, address)
-    if mailbox is None or not mailbox.is_live(now) or (no is not None and mailbox.id != no):
+    if mailbox is None or not mailbox.is_live(now) or (mailbox_id is not None and mailbox.id != mailbox_id):
         if is_send_only(address):
             get_sendable_mailbox(tx, tenant, address, now)
             raise SendOnlyError(address)

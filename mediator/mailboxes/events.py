@@ -53,13 +53,15 @@ def message_events(
     type: EventType, now: int, mailbox: Mailbox, items: Iterable[MessageRef], group_id: int = 0
 ) -> list[Event]:
     """Return what happened to messages of a mailbox."""
-    tenant, no = mailbox.tenant, mailbox.id
-    return [Event(type, now, tenant, no, x.lane, x.msg_id, x.size, x.created_at, group_id) for x in items]
+    tenant, mailbox_id = mailbox.tenant, mailbox.id
+    return [Event(type, now, tenant, mailbox_id, x.lane, x.msg_id, x.size, x.created_at, group_id) for x in items]
 
 
 def delivery_events(
     type: EventType, now: int, mailbox: Mailbox, messages: Iterable[StoredMessage], group_id: int = 0
 ) -> list[Event]:
     """Return that messages of a mailbox were handed out."""
-    tenant, no = mailbox.tenant, mailbox.id
-    return [Event(type, now, tenant, no, x.lane_number, x.msg_id, x.size, x.created_at, group_id) for x in messages]
+    tenant, mailbox_id = mailbox.tenant, mailbox.id
+    return [
+        Event(type, now, tenant, mailbox_id, x.lane_number, x.msg_id, x.size, x.created_at, group_id) for x in messages
+    ]

@@ -183,7 +183,7 @@ def serve(
     if items and not ack_wait and request.connection and request.max_wait and backoff_until is None:
         backoff_until = _find_backoff_end(tx, group, request, items, now)
     if not items or (backoff_until is not None and backoff_until > now and _count_repeats(tx, group, request, items)):
-        _keep(tx, group, must_keep, moved)
+        _save_group(tx, group, must_keep, moved)
         ends = [
             tx.leases.next_end(group, now),
             tx.claims.next_end(group.id, request.connection, now) if claimed is not None else None,
@@ -209,7 +209,7 @@ def serve(
             _give_without_lease(tx, group, due, items)
         moved |= group.hand_out(items)
         tx.claims.hand_out(group.id, mailbox.key, request.connection, items, now + bounds.claim)
-    _keep(tx, group, must_keep, moved)
+    _save_group(tx, group, must_keep, moved)
     kind = EventType.LEASED if ack_wait else EventType.DELIVERED
     tx.events += delivery_events(kind, now, mailbox, messages, group.id)
     return Fetched(mailbox.id, messages, note=note)
@@ -317,7 +317,7 @@ def _empty(tx: Transaction, mailbox: Mailbox, group: Group, lane: Lane) -> bool:
     return not tx.messages.lane(mailbox, lane, group.settled[lane], 1, 1, 0)
 
 
-def _keep(tx: Transaction, group: Group, must_keep: bool, moved: bool) -> None:
+def _save_group(tx: Transaction, group: Group, must_keep: bool, moved: bool) -> None:
     """Save the group; mere deliveries are kept in memory only, and losing them costs duplicates (K2)."""
     if must_keep:
         tx.groups.save(group)
@@ -401,7 +401,7 @@ def _lease(
 ) -> None:
     for message in messages:
         if message.expire_at is not None:
-            group.note_expiry(message.expire_at)
+            group.record_expiry(message.expire_at)
     tx.leases.put(group, [Lease(m.msg_id, m.lane, until, m.deliveries) for m in messages])
     for message in fresh:
         group.lease_out(message.lane, message.msg_id)

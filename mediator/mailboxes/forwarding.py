@@ -88,7 +88,7 @@ def close_group(tx: Transaction, rule: CopyRule) -> None:
         tx.groups.drop(group)
 
 
-def take(tx: Transaction, bounds: Bounds, rule: CopyRule, max_messages: int, now: int) -> Batch:
+def lease_batch(tx: Transaction, bounds: Bounds, rule: CopyRule, max_messages: int, now: int) -> Batch:
     """Lease the next copies, unless others are on their way or wait for another attempt."""
     if rule not in tx.copy_rules.of(rule.tenant):
         return Batch(())

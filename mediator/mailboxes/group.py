@@ -100,8 +100,8 @@ class Group:
             changed = True
         return changed
 
-    def note_expiry(self, expire_at: int) -> None:
-        """Note when a message expires whose lease begins (F6)."""
+    def record_expiry(self, expire_at: int) -> None:
+        """Record when a message expires whose lease begins (F6)."""
         if self.checked is not None:
             first = self.checked.first_expiry
             self.checked = replace(self.checked, first_expiry=expire_at if first is None else min(first, expire_at))

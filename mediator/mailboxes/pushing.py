@@ -279,7 +279,7 @@ def highest_ids(items: Collection[Item]) -> list[int]:
 
 def save_read_marks(tx: Transaction, confirmed: Mapping[int, Sequence[int]]) -> None:
     """Keep how far the mail of mailboxes, by their numbers, was confirmed per lane (E4)."""
-    for mailbox_id, mailbox in tx.mailboxes.by_no(confirmed).items():
+    for mailbox_id, mailbox in tx.mailboxes.by_id(confirmed).items():
         tx.pushed.raise_to(mailbox, confirmed[mailbox_id])
 
 

@@ -248,7 +248,7 @@ def position(state: bytes) -> tuple[list[int], int | None]:
 
 def group(row: Row, state: bytes) -> Group:
     """Read a row of ``GROUP`` columns, with the state in place of the row's."""
-    no, mailbox_id, name, _, push, seen_at = row
+    group_id, mailbox_id, name, _, push, seen_at = row
     settled, delivered, replies, max_deliver, *more = orjson.loads(state)
     shared = bool(len(more) % 2) and more.pop()
     remembered = [
@@ -256,7 +256,7 @@ def group(row: Row, state: bytes) -> Group:
         for spans in replies
     ]
     position = settled, delivered, remembered, max_deliver
-    return Group(no, mailbox_id, name, *position, bool(push), seen_at, Checked(*more) if more else None, shared)
+    return Group(group_id, mailbox_id, name, *position, bool(push), seen_at, Checked(*more) if more else None, shared)
 
 
 _LANES: tuple[Lane, ...] = LANES

@@ -140,7 +140,7 @@ def release(tx: Transaction, now: int, limit: int, *, trusted: bool = True) -> R
     so they reappear if the clock is set back.
     """
     due = tx.delays.due(now, limit, RELEASE_BYTES)
-    mailboxes = tx.mailboxes.by_no({delayed.mailbox_id for delayed in due})
+    mailboxes = tx.mailboxes.by_id({delayed.mailbox_id for delayed in due})
     tx.delays.remove(due)
     for delayed in due:
         mailbox = mailboxes.get(delayed.mailbox_id)

@@ -123,7 +123,7 @@ class MailboxCache:
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._by_key: OrderedDict[MailboxKey, KeptMailbox] = OrderedDict()
-        self._by_no: dict[int, KeptMailbox] = {}
+        self._by_id: dict[int, KeptMailbox] = {}
         self._by_send_only: dict[MailboxKey, KeptMailbox] = {}
 
     def at(self, tenant: str, address: str) -> KeptMailbox | None:
@@ -142,18 +142,18 @@ class MailboxCache:
         """Remember a mailbox that is here by its send-only address, too."""
         self._by_send_only[mailbox.tenant, mailbox.send_only] = mailbox
 
-    def numbered(self, no: int) -> KeptMailbox | None:
+    def by_id(self, mailbox_id: int) -> KeptMailbox | None:
         """Return the mailbox with a number."""
-        return self._by_no.get(no)
+        return self._by_id.get(mailbox_id)
 
     def add(self, mailbox: KeptMailbox) -> None:
         """Remember a mailbox that has an address."""
         self._by_key[mailbox.tenant, mailbox.address] = mailbox
-        self._by_no[mailbox.id] = mailbox
+        self._by_id[mailbox.id] = mailbox
 
     def forget(self, mailbox: Mailbox) -> None:
         """Forget a mailbox, under whatever key it was known."""
-        known = self._by_no.pop(mailbox.id, None)
+        known = self._by_id.pop(mailbox.id, None)
         if known is not None and self._by_key.get((known.tenant, known.address)) is known:
             del self._by_key[known.tenant, known.address]
         if known is not None:
@@ -163,7 +163,7 @@ class MailboxCache:
         """Forget the least recently used above the capacity; only between transactions."""
         while len(self._by_key) > self._capacity:
             _, mailbox = self._by_key.popitem(last=False)
-            self._by_no.pop(mailbox.id, None)
+            self._by_id.pop(mailbox.id, None)
             self._by_send_only.pop((mailbox.tenant, mailbox.send_only), None)
 
 
@@ -177,13 +177,13 @@ class UnflushedPositions(OrderedDict[int, bytes]):
         super().__init__()
         self._capacity = capacity
 
-    def put(self, no: int, state: bytes | None) -> None:
+    def put(self, group_id: int, state: bytes | None) -> None:
         """Remember a position; None: the row is right again."""
         if state is None:
-            self.pop(no, None)
+            self.pop(group_id, None)
         else:
-            self[no] = state
-            self.move_to_end(no)
+            self[group_id] = state
+            self.move_to_end(group_id)
 
     def surplus(self) -> list[tuple[int, bytes]]:
         """Return the positions that are more than may be remembered, least recently used first."""

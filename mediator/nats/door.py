@@ -92,7 +92,7 @@ class RecentRequests:
         self._seen: dict[tuple[str, str, str], tuple[ClientInfo, list[int], list[float]]] = {}
         """By tenant, address and connection: how often it did each, and when last."""
 
-    def note(self, pending: PendingRequest, client: ClientInfo) -> None:
+    def record(self, pending: PendingRequest, client: ClientInfo) -> None:
         """Count a request that was done. Every SEND passes here."""
         key = pending.tenant, pending.sent_to or pending.tail, client.connection
         seen = self._seen.get(key)
@@ -294,7 +294,7 @@ class Door:
         if verb in _ACTION_OF and result == OK:
             # Without accounts clients could forge the server's header, but not what the gateway says.
             vouched = self._options.accounts or message.answer is not None
-            self.recent.note(pending, message.client if vouched else _UNKNOWN)
+            self.recent.record(pending, message.client if vouched else _UNKNOWN)
         if self._logs_requests:
             ms = round(seconds * 1000, 3)
             log.debug("request", verb=verb, tenant=pending.tenant, result=result, ms=ms, request_id=_scope(message).id)

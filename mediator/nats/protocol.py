@@ -430,11 +430,11 @@ def encode_created(result: Created) -> bytes:
 
 def encode_batch(outcomes: Sequence[int | MediatorError]) -> bytes:
     """Write the reply to BATCH: the msg_id of each message, and by its number why one was refused (S8)."""
-    refused = {no: outcome for no, outcome in enumerate(outcomes) if isinstance(outcome, MediatorError)}
-    codes = {str(no): error.code for no, error in refused.items()}
+    refused = {position: outcome for position, outcome in enumerate(outcomes) if isinstance(outcome, MediatorError)}
+    codes = {str(position): error.code for position, error in refused.items()}
     return encode_success(
-        msg_ids=[HIDDEN_ID if no in refused else outcome for no, outcome in enumerate(outcomes)],
-        errors={str(no): str(error)[:MAX_WORDS] for no, error in refused.items()},
+        msg_ids=[HIDDEN_ID if position in refused else outcome for position, outcome in enumerate(outcomes)],
+        errors={str(position): str(error)[:MAX_WORDS] for position, error in refused.items()},
         **({"error_codes": codes} if codes else {}),
     )
 

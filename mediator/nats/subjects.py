@@ -202,13 +202,13 @@ def _stream_subjects(body: bytes) -> list[object] | None:
     """
     found: list[object] = []
 
-    def note(pairs: list[tuple[str, object]]) -> None:
+    def collect(pairs: list[tuple[str, object]]) -> None:
         for name, value in pairs:
             if name.casefold() == "subjects":
                 found.extend(value if isinstance(value, list) else [value])
 
     try:
-        json.loads(body.decode("utf-8", "replace"), object_pairs_hook=note)
+        json.loads(body.decode("utf-8", "replace"), object_pairs_hook=collect)
     except (ValueError, RecursionError):
         return None
     return [each for each in found if each is not None]

@@ -127,7 +127,7 @@ class _Counts:
 
 
 class Sampler:
-    """Takes the samples; :meth:`take` is to be called each :data:`SAMPLE_SECONDS`."""
+    """Takes the samples; :meth:`sample` is to be called each :data:`SAMPLE_SECONDS`."""
 
     def __init__(self, backlog: BacklogMeter, registry: CollectorRegistry) -> None:
         self.samples: deque[Sample] = deque(maxlen=KEPT)
@@ -140,7 +140,7 @@ class Sampler:
         """How many connections and subscriptions there were when the last sample was taken, by kind."""
         return self._last.sockets
 
-    async def take(self) -> Sample:
+    async def sample(self) -> Sample:
         """Take a sample of the time since the last one."""
         before, now = self._last, _Counts(self._registry)
         self._last = now
@@ -212,7 +212,7 @@ class Activity:
 
     async def tick(self) -> None:
         """Take a sample and pass it on; to be called each :data:`mediator.operate.activity.SAMPLE_SECONDS`."""
-        sample = await self._sampler.take()
+        sample = await self._sampler.sample()
         await self._kept.add(sample)
         if self._announcer is not None:
             await self._announcer.publish(orjson.dumps(await self._self()))

@@ -119,12 +119,12 @@ class Alarms:
         for code in ended_codes:
             ended = replace(self._present.pop(code), ended_at=now)
             self._ended.append(ended)
-            self._note(ended)
+            self._mark_unsaved(ended)
         for code, finding in found.items():
             before = self._present.get(code) or self._take_back(code, now)
             self._present[code] = Alarm(code, now if before is None else before.began_at, None, finding)
             if before is None or before.ended_at is not None:
-                self._note(self._present[code])
+                self._mark_unsaved(self._present[code])
         while self._ended and (self._ended[0].ended_at or 0) < now - KEPT_MS:
             self._ended.popleft()
         await self._save(now)
@@ -137,7 +137,7 @@ class Alarms:
                 return alarm
         return None
 
-    def _note(self, alarm: Alarm) -> None:
+    def _mark_unsaved(self, alarm: Alarm) -> None:
         self._unsaved[alarm.code, alarm.began_at] = alarm
         while len(self._unsaved) > MAX_ENDED:
             del self._unsaved[next(iter(self._unsaved))]

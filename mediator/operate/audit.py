@@ -63,16 +63,16 @@ class AuditTable(Table):
     def add(self, entry: Mapping[str, Any]) -> int:
         """Keep an entry, forget the oldest beyond the bound, and return its number."""
         places = ", ".join("?" * len(entry))
-        (no,) = self._session.one(
+        (entry_id,) = self._session.one(
             f"INSERT INTO audit_log ({', '.join(entry)}) VALUES ({places}) RETURNING no", tuple(entry.values())
         )
-        self._execute("DELETE FROM audit_log WHERE no <= ?", (no - KEPT,))
-        return int(no)
+        self._execute("DELETE FROM audit_log WHERE no <= ?", (entry_id - KEPT,))
+        return int(entry_id)
 
-    def repeat(self, no: int, at: int) -> bool:
+    def repeat(self, entry_id: int, at: int) -> bool:
         """Count an act once more in an entry; whether it is still there."""
         sql = "UPDATE audit_log SET times = times + 1, last_at = ? WHERE no = ? RETURNING no"
-        return self._dialect.first(sql, (at, no)) is not None
+        return self._dialect.first(sql, (at, entry_id)) is not None
 
     def newest(self, wanted: Mapping[str, Any], limit: int) -> list[AuditEntry]:
         """Return entries that meet all conditions, such as ``{"no < ?": 7}``, the newest first."""
@@ -84,7 +84,7 @@ class AuditTable(Table):
     def forget(self, until: int, limit: int) -> int:
         """Remove at most ``limit`` entries that are older than a time; return how many."""
         oldest = list(self._execute("SELECT no, at FROM audit_log ORDER BY no LIMIT ?", (limit,)))
-        old = [no for no, at in oldest if at < until]
+        old = [entry_id for entry_id, at in oldest if at < until]
         if old:
             self._execute("DELETE FROM audit_log WHERE no <= ?", (old[-1],))
         return len(old)
@@ -139,9 +139,9 @@ class AuditLog:
             table = tx.table(AuditTable)
             if former is not None and now - former[1] < DAY and table.repeat(former[0], now):
                 return former
-            no = table.add({"at": now, "instance": self._instance, **about, "fields": fields})
-            tx.events.append(Event(EventType.OPERATED, now, tenant, 0, msg_id=no))
-            return no, now
+            entry_id = table.add({"at": now, "instance": self._instance, **about, "fields": fields})
+            tx.events.append(Event(EventType.OPERATED, now, tenant, 0, msg_id=entry_id))
+            return entry_id, now
 
         # The log has no fields: they may name a mailbox (A7).
         _log.info("operator acted", **about)

@@ -135,7 +135,7 @@ class Forgetting:
 
     def _empty(self, tx: Transaction, number: int) -> dict[str, int] | None:
         """Remove some rows of the mailbox; None when nothing is left of it."""
-        mailbox = tx.mailboxes.by_no([number]).get(number)
+        mailbox = tx.mailboxes.by_id([number]).get(number)
         if mailbox is None:
             return None
         gone = collecting.empty(tx, mailbox, _SLICE, lambda mailbox: self._forget(tx, mailbox))

@@ -74,7 +74,7 @@ def setup(level: str, form: Literal["console", "json"], stream: TextIO | None = 
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, _keep, renderer],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, _remember_line, renderer],
         )
     )
     root = logging.getLogger()
@@ -95,7 +95,7 @@ def setup(level: str, form: Literal["console", "json"], stream: TextIO | None = 
 _recent: deque[LogLine] = deque(maxlen=MAX_RECENT)
 
 
-def _keep(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+def _remember_line(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
     """Remember a line as it is written, without its secrets."""
     rest = {key: value for key, value in event.items() if key not in _OWN_COLUMNS}
     details = _to_json(rest)

@@ -163,15 +163,15 @@ class _Output:
         while chunk := await stream.read(65536):
             *lines, rest = (rest + chunk)[-MAX_LINE:].split(b"\n")
             for line in lines:
-                self._note(line)
+                self._read_line(line)
 
-    def _note(self, line: bytes) -> None:
+    def _read_line(self, line: bytes) -> None:
         with suppress(ValueError):
-            told = orjson.loads(line)
-            if isinstance(told, dict):
+            fields = orjson.loads(line)
+            if isinstance(fields, dict):
                 for name in ("step", "part", "result", "error"):
-                    if name in told:
-                        setattr(self._task, name, told[name])
+                    if name in fields:
+                        setattr(self._task, name, fields[name])
                 return
         if text := line[:500].decode(errors="replace").strip():
             self.last_lines.append(text)

@@ -265,7 +265,7 @@ async def find_address(broker: Broker, tenant: str, number: int) -> str | None:
     """Return the address of a tenant's mailbox by its number; None if no such mailbox lives."""
 
     def read(tx: Transaction, now: int) -> str | None:
-        mailbox = tx.mailboxes.by_no([number]).get(number)
+        mailbox = tx.mailboxes.by_id([number]).get(number)
         known = mailbox is not None and mailbox.tenant == tenant and mailbox.is_live(now)
         return mailbox.address or None if mailbox is not None and known else None
 
@@ -275,7 +275,7 @@ async def find_address(broker: Broker, tenant: str, number: int) -> str | None:
 def _page_end(tx: Transaction, tenant: str, last: str, *, whole: bool) -> str:
     """Return the address behind which a page begins. Whoever sees no addresses names one that there is (A7)."""
     if (number := read_numbered(last)) is not None:
-        mailbox = tx.mailboxes.by_no([number]).get(number)
+        mailbox = tx.mailboxes.by_id([number]).get(number)
     elif whole or not last:
         return last
     else:
@@ -417,16 +417,16 @@ def _rates(listing: _Listing) -> dict[int, _Flow]:
         return {}
     before = listing.counts
     return {
-        no: _Flow((now.came - before[no].came) / spent, (now.left - before[no].left) / spent)
-        for no, now in listing.snapshot.counts().items()
-        if no in before
+        mailbox_id: _Flow((now.came - before[mailbox_id].came) / spent, (now.left - before[mailbox_id].left) / spent)
+        for mailbox_id, now in listing.snapshot.counts().items()
+        if mailbox_id in before
     }
 
 
 def _held(tx: Transaction, numbers: Sequence[int], now: int) -> dict[int, MailboxBacklog]:
     """Return what waits in each of these mailboxes, those that live."""
     table = tx.table(Backlogs)
-    return {found.id: found for no in numbers for found in table.read_slice(no - 1, 1, now)}
+    return {found.id: found for mailbox_id in numbers for found in table.read_slice(mailbox_id - 1, 1, now)}
 
 
 def _rank(row: MailboxRow, rates: _Flow | None, held: MailboxBacklog | None) -> RankedMailbox:

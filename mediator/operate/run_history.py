@@ -64,23 +64,23 @@ class RunHistory:
         run = await self._broker.write(lambda tx, now: tx.table(Runs).add(new, now))
         return run.id
 
-    async def end(self, no: int, outcome: Outcome, numbers: Mapping[str, object], error: str) -> bool:
+    async def end(self, run_id: int, outcome: Outcome, numbers: Mapping[str, object], error: str) -> bool:
         """Record how a run ended; False if it had ended already or is no longer kept."""
         end = new_ending(outcome, numbers, error)
-        run = await self._broker.write(lambda tx, now: tx.table(Runs).end(no, end, now), even_when_full=True)
+        run = await self._broker.write(lambda tx, now: tx.table(Runs).end(run_id, end, now), even_when_full=True)
         if run is not None:
             self._metrics.run_ended(run.outcome.value)
             await self.measure()
         return run is not None
 
-    async def keep_log(self, no: int, lines: Iterable[str]) -> None:
+    async def keep_log(self, run_id: int, lines: Iterable[str]) -> None:
         """Record the end of the output of a run, without secrets, unless it succeeded."""
         log = bounded_log(lines)
-        await self._broker.write(lambda tx, _now: tx.table(Runs).keep_log(no, log), even_when_full=True)
+        await self._broker.write(lambda tx, _now: tx.table(Runs).keep_log(run_id, log), even_when_full=True)
 
-    async def get(self, no: int) -> tuple[Run, str] | None:
+    async def get(self, run_id: int) -> tuple[Run, str] | None:
         """Return a run with the end of its output; None if it is not there any more."""
-        found = await self._broker.read(lambda tx, _now: tx.table(Runs).get(no))
+        found = await self._broker.read(lambda tx, _now: tx.table(Runs).get(run_id))
         if found is None:
             return None
         [run] = await asyncio.to_thread(mark_killed, [found[0]], self.instance)
@@ -151,15 +151,15 @@ class RunHistoryClient:
         fields = {"name": command, "arguments": list(new.arguments), "process": process}
         return int(ask_or_use_store(self._settings, "run-begin", fields, work)["run"])
 
-    def end(self, no: int, outcome: Outcome, numbers: Mapping[str, int | float], error: str) -> None:
+    def end(self, run_id: int, outcome: Outcome, numbers: Mapping[str, int | float], error: str) -> None:
         """Record how a run ended, unless it has ended already."""
         end = new_ending(outcome, numbers, error)
 
         def work(store: Store) -> Answer:
             with store.transaction() as tx:
-                return {"ended": tx.table(Runs).end(no, end, wall_clock()) is not None}
+                return {"ended": tx.table(Runs).end(run_id, end, wall_clock()) is not None}
 
-        fields = {"run": no, "outcome": outcome.value, "numbers": dict(end.numbers), "error_text": end.error}
+        fields = {"run": run_id, "outcome": outcome.value, "numbers": dict(end.numbers), "error_text": end.error}
         ask_or_use_store(self._settings, "run-end", fields, work)
 
     def newest(self, limit: int) -> list[Answer]:
@@ -195,7 +195,7 @@ class RunOperations:
         word = "was killed" if run.outcome is Outcome.KILLED else "failed"
         return Finding(
             Level.PROBLEM if self._every and run.command in SCHEDULED else Level.NOTE,
-            f"The last run of `mediator pipeline {run.command}`, {when}, {word}: {run.error or 'no reason known'}.",
+            f"The last run of `mediator pipeline {run.command}`, {when}, {word}: {run.error or 'run_id reason known'}.",
             "`mediator pipeline runs` shows earlier ones. The next successful run does what this one has not done.",
             code=f"pipeline_{run.command}_failed",
         )

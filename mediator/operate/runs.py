@@ -274,24 +274,24 @@ class Runs(Table):
         )
         return _run(row)
 
-    def end(self, no: int, ending: Ending, now: int) -> Run | None:
+    def end(self, run_id: int, ending: Ending, now: int) -> Run | None:
         """Keep how a run ended; None when it has ended already, or is not there any more."""
         row = self._dialect.first(
             "UPDATE pipeline_run SET ended_at = ?, outcome = ?, numbers = ?, error = ?"
             f" WHERE no = ? AND ended_at IS NULL RETURNING {_RUN}",
-            (now, ending.outcome.value, orjson.dumps(dict(ending.numbers)).decode(), ending.error, no),
+            (now, ending.outcome.value, orjson.dumps(dict(ending.numbers)).decode(), ending.error, run_id),
         )
         return None if row is None else _run(row)
 
-    def keep_log(self, no: int, log: str) -> None:
+    def keep_log(self, run_id: int, log: str) -> None:
         """Keep the end of the output of a run, unless it succeeded."""
         self._execute(
-            "UPDATE pipeline_run SET log = ? WHERE no = ? AND outcome <> ?", (log, no, Outcome.SUCCEEDED.value)
+            "UPDATE pipeline_run SET log = ? WHERE no = ? AND outcome <> ?", (log, run_id, Outcome.SUCCEEDED.value)
         )
 
-    def get(self, no: int) -> tuple[Run, str] | None:
+    def get(self, run_id: int) -> tuple[Run, str] | None:
         """Return a run with the end of its output; None if it is not there any more."""
-        row = self._dialect.first(f"SELECT {_RUN}, log FROM pipeline_run WHERE no = ?", (no,))
+        row = self._dialect.first(f"SELECT {_RUN}, log FROM pipeline_run WHERE no = ?", (run_id,))
         return None if row is None else (_run(row[:-1]), row[-1])
 
     def newest(self, limit: int) -> list[Run]:
@@ -301,9 +301,9 @@ class Runs(Table):
 
 
 def _run(row: Row) -> Run:
-    no, command, arguments, instance, process, started_at, ended_at, outcome, numbers, error = row
+    run_id, command, arguments, instance, process, started_at, ended_at, outcome, numbers, error = row
     return Run(
-        no,
+        run_id,
         command,
         tuple(orjson.loads(arguments)),
         instance,

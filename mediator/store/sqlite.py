@@ -243,7 +243,7 @@ class SqliteStore:
             wrote = connection.total_changes != changes
             if wrote:
                 if self._sync is not None:
-                    self._sync.note_commit()
+                    self._sync.mark_unsynced()
                 self._commit_latency.record(time.perf_counter() - started)
                 self.commits_fast = self._commit_latency.fast
         except BaseException as error:

@@ -308,7 +308,7 @@ class IntervalSync:
         self._thread = threading.Thread(target=self._run, name="store-sync", daemon=True)
         self._thread.start()
 
-    def note_commit(self) -> None:
+    def mark_unsynced(self) -> None:
         """Have the log synced."""
         if not self._unsynced.is_set():
             self._unsynced.set()

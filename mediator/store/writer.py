@@ -353,7 +353,7 @@ class Writer:
         if self._jobs:
             count = min(len(self._jobs), limit, MAX_BATCH)
             if self._guard is not None:
-                self._note_freezes(self._guard)
+                self._update_freezes(self._guard)
             batch: list[WriteJob] = []
             with suppress(IndexError):
                 # After a freeze the event loop refuses what waits, and takes it from here meanwhile.
@@ -370,13 +370,13 @@ class Writer:
     def _serve_background(self) -> None:
         job = self._background.popleft()
         if self._guard is not None:
-            self._note_freezes(self._guard)
+            self._update_freezes(self._guard)
         if job.work is _own_upkeep:
             self._upkeep(job)
         else:
             self._run_batch([job])
 
-    def _note_freezes(self, guard: FreezeGuard) -> None:
+    def _update_freezes(self, guard: FreezeGuard) -> None:
         self._freezes = guard.freezes()
         if self._renew:
             self._renew = False

@@ -22,7 +22,7 @@ def trace_http(app: web.Application, tracing: Tracing) -> web.Application:
             return await handler(request)
         with tracing.request(f"{request.method} {resource.canonical}", request.headers) as span:
             answer = await handler(request)
-            _note(span, request.method, resource.canonical, answer.status)
+            _set_attributes(span, request.method, resource.canonical, answer.status)
             return answer
 
     async def wrap(app: web.Application) -> None:
@@ -40,13 +40,13 @@ async def _record_direct(tracing: Tracing, path: str, handler: DirectHandler, re
         try:
             answer = await handler(request)
         except MediatorError as error:
-            _note(span, hdrs.METH_POST, path, error.status)
+            _set_attributes(span, hdrs.METH_POST, path, error.status)
             raise
-        _note(span, hdrs.METH_POST, path, answer.status)
+        _set_attributes(span, hdrs.METH_POST, path, answer.status)
         return answer
 
 
-def _note(span: Span | None, method: str, route: str, status: int) -> None:
+def _set_attributes(span: Span | None, method: str, route: str, status: int) -> None:
     if span is not None:
         span.set_attributes({"http.request.method": method, "http.route": route, "http.response.status_code": status})
         if status >= 400:

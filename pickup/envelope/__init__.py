@@ -24,7 +24,7 @@ class OpenedEnvelope:
     """The key of ours that opened it. v1: canonical key; v2: key id (DID URL) as the envelope has it."""
     sender: str | None
     """Whose key sealed it. v1: canonical key; v2: the DID as written in the key id. None: anonymous."""
-    mark: bytes
+    digest: bytes
     """Identifies the envelope; a replay cannot change it, not even by another layer around it (D13)."""
 
     @property

@@ -9,7 +9,7 @@ from mediator.errors import EnvelopeError, SetupError, UnresolvedDidError
 from pickup.dids.document import DidResolver, PublicKey, Secret, Secrets
 from pickup.dids.material import multibase, peer_2_fragments
 from pickup.envelope import OpenedEnvelope
-from pickup.envelope.reading import MAX_V2_RECIPIENTS, Jwe, Jws, V1Envelope, mark_of, read, read_layer
+from pickup.envelope.reading import MAX_V2_RECIPIENTS, Jwe, Jws, V1Envelope, envelope_digest, read, read_layer
 from pickup.envelope.v1 import NOT_FOR_US, V1Library
 from pickup.envelope.v2 import JoseLibrary, verify
 from pickup.envelope.v2_cryptography import CryptographyLibrary
@@ -63,14 +63,14 @@ class LibraryEnvelopes:
         envelope = read(data, self._max_bytes)
         if isinstance(envelope, V1Envelope):
             return await self._v1.open(envelope)
-        mark = mark_of(envelope)
+        digest = envelope_digest(envelope)
         kid, sealed_by, layer = await self._decrypt(envelope)
         if isinstance(layer, Jwe):
             # didcomm.org allows one double encryption: anoncrypt(authcrypt) hides the sender from mediators.
             if sealed_by is not None or layer.sender_kid is None:
                 raise EnvelopeError("expected at most an authcrypt layer inside an anoncrypt one")
             # Anybody can wrap the sender's envelope in another anoncrypt layer, so the inner one identifies it.
-            mark = mark_of(layer)
+            digest = envelope_digest(layer)
             kid, sealed_by, layer = await self._decrypt(layer)
         signed_by = None
         if isinstance(layer, Jws):
@@ -79,7 +79,7 @@ class LibraryEnvelopes:
         if not isinstance(layer, dict):
             raise EnvelopeError("expected a plaintext inside its layers")
         _check_consistency(layer, kid, sealed_by, signed_by)
-        return OpenedEnvelope(Generation.V2, layer, kid, sealed_by, mark)
+        return OpenedEnvelope(Generation.V2, layer, kid, sealed_by, digest)
 
     async def verify(self, jws: Jws) -> str:
         """Return the DID as the key id has it; the key must be one for authentication."""

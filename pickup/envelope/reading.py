@@ -112,7 +112,7 @@ def read(data: bytes, max_bytes: int) -> V1Envelope | Jwe:
     return _read_v1(fields, header) if header.get("enc") == V1_CIPHER else _read_jwe(fields, header)
 
 
-def mark_of(envelope: V1Envelope | Jwe) -> bytes:
+def envelope_digest(envelope: V1Envelope | Jwe) -> bytes:
     """Identify an envelope by its protected header, which is authenticated and holds a new key each time."""
     return hashlib.blake2b(envelope.fields["protected"].encode(), digest_size=16).digest()
 

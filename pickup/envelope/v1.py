@@ -19,7 +19,7 @@ from mediator.errors import EnvelopeError
 from pickup import base64url
 from pickup.dids.document import Secrets
 from pickup.envelope import OpenedEnvelope
-from pickup.envelope.reading import V1Envelope, mark_of, read_object
+from pickup.envelope.reading import V1Envelope, envelope_digest, read_object
 from pickup.message import encode
 from pickup.rules.names import canonical, is_ed25519, verkey
 from pickup.rules.records import Generation
@@ -85,7 +85,9 @@ class V1Library:
             caller = canonical(sender or "")
             if caller is None or not is_ed25519(caller):
                 raise EnvelopeError("expected the sender's key to be an Ed25519 key")
-        return OpenedEnvelope(Generation.V1, read_object(plaintext.encode()), recipient, caller, mark_of(envelope))
+        return OpenedEnvelope(
+            Generation.V1, read_object(plaintext.encode()), recipient, caller, envelope_digest(envelope)
+        )
 
     async def seal(self, plaintext: bytes, to: Sequence[str], sender: str | None) -> bytes:
         """Seal for canonical keys; :class:`EnvelopeError` when one is no key, or the sender's is not ours."""

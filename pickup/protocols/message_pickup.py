@@ -299,7 +299,7 @@ class Batches:
                 await self._removed(request, connection, [mail.msg_id for mail in mails])
             else:
                 await request.mediation.write(
-                    lambda tx, _now: message_queue.note_batch(tx, connection, mails, handed_in),
+                    lambda tx, _now: message_queue.record_batch(tx, connection, mails, handed_in),
                     connection.mailbox_key,
                     even_when_full=True,
                 )

@@ -78,7 +78,7 @@ async def forward(context: DidcommContext, tenant: str, message: DidcommMessage)
     malformed = (len(named) - len(recipients)) * len(payloads)
     context.metrics.forwarded(outcome.queued, outcome.unroutable + malformed, outcome.full)
     if outcome.full:
-        context.metrics.dropped.note(outcome.full, outcome.full_keys)
+        context.metrics.dropped.record(outcome.full, outcome.full_keys)
     return outcome
 
 

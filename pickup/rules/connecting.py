@@ -154,7 +154,7 @@ def meet(tx: MediationTransaction, rules: MediationRules, new: NewConnection, no
             tx.connections.save(kept)
     if came_by is not None:
         tx.invitations.put(replace(came_by, uses=came_by.uses + 1))
-    return note_use(tx, kept, now)
+    return record_use(tx, kept, now)
 
 
 def rotate(tx: MediationTransaction, rules: MediationRules, rotation: DidRotation, now: int) -> Connection | None:
@@ -185,7 +185,7 @@ def rotate(tx: MediationTransaction, rules: MediationRules, rotation: DidRotatio
     wait = current.moved_at + ROTATION_PAUSE - now
     if rotation.caller is not None and current.prior_did is not None and wait > 0:
         raise RateLimitedError("connection", math.ceil(wait / 1000))
-    seen = SeenEnvelope(rotation.tenant, rotation.prior_did, FROM_PRIOR, rotation.mark, created_at=rotation.signed_at)
+    seen = SeenEnvelope(rotation.tenant, rotation.prior_did, FROM_PRIOR, rotation.digest, created_at=rotation.signed_at)
     done = replays.once(tx, seen, lambda: _move(tx, current, rotation, now), now)
     if done is None:
         raise BadRequestError(FROM_PRIOR, "was used before")
@@ -207,7 +207,7 @@ def _move(tx: MediationTransaction, current: Connection, rotation: DidRotation, 
         moved_at=now,
     )
     tx.connections.save(moved)
-    return note_use(tx, moved, now)
+    return record_use(tx, moved, now)
 
 
 def request_mediation(
@@ -294,11 +294,11 @@ def _add(tx: MediationTransaction, rules: MediationRules, new: NewConnection, no
     if connection is None:
         # A retry finds it.
         raise UnavailableError("another instance made the connection at the same time")
-    return note_use(tx, connection, now)
+    return record_use(tx, connection, now)
 
 
-def note_use(tx: MediationTransaction, connection: Connection, now: int) -> Connection:
-    """Note that a connection is in use, at most once an hour; return it."""
+def record_use(tx: MediationTransaction, connection: Connection, now: int) -> Connection:
+    """Record that a connection is in use, at most once an hour; return it."""
     if now - connection.seen_at < SEEN_EVERY:
         return connection
     # It may have changed since it was read in an earlier transaction.
@@ -342,7 +342,7 @@ def forget_unused(
     """
     unseen = tx.connections.unseen(now - span, after, limit) if span else []
     # Mailboxes are locked before connections.
-    tx.mailboxes.by_no({one.mailbox_id for one in unseen if one.mailbox_id is not None})
+    tx.mailboxes.by_id({one.mailbox_id for one in unseen if one.mailbox_id is not None})
     forgotten = 0
     for one in unseen:
         # It may have been used at another instance meanwhile.

@@ -138,15 +138,15 @@ def forward(
     full_keys: list[MailboxKey] = []
     expired = request.expire_at is not None and request.expire_at <= now
     for key in dict.fromkeys(request.keys):
-        named = None if expired else _find(tx, rules, request.tenant, key, now)
+        named = None if expired else _find_route(tx, rules, request.tenant, key, now)
         by_envelope = named is None and not expired and key not in rules.denied
         for payload, inside in zip(request.payloads, request.inside or repeat(()), strict=False):
             found = [named] if named else []
             if by_envelope:
-                found = _find_all(tx, rules, request.tenant, inside, now)
+                found = _find_routes(tx, rules, request.tenant, inside, now)
             unroutable += not found
             for route, mailbox in found:
-                if _keep(tx, bounds, quotas, rules, request, route, mailbox, payload, now):
+                if _enqueue(tx, bounds, quotas, rules, request, route, mailbox, payload, now):
                     queued += 1
                     mailbox_keys.append(mailbox.key)
                 else:
@@ -160,7 +160,7 @@ def forward(
     return ForwardOutcome(queued, unroutable, full, got, had_none)
 
 
-def _find(
+def _find_route(
     tx: MediationTransaction, rules: MediationRules, tenant: str, key: str, now: int
 ) -> tuple[Route, Mailbox] | None:
     """Return where mail for a canonical key or DID goes, which the operator must not deny."""
@@ -168,23 +168,23 @@ def _find(
     if route is None or route.key in rules.denied:
         return None
     mailbox = tx.mailboxes.find(tenant, route.address)
-    lives = mailbox is not None and mailbox.id == route.mailbox_id and mailbox.is_live(now)
-    return (route, mailbox) if mailbox is not None and lives else None
+    live = mailbox is not None and mailbox.id == route.mailbox_id and mailbox.is_live(now)
+    return (route, mailbox) if mailbox is not None and live else None
 
 
-def _find_all(
+def _find_routes(
     tx: MediationTransaction, rules: MediationRules, tenant: str, keys: Sequence[str], now: int
 ) -> list[tuple[Route, Mailbox]]:
     """Return where mail for these keys and DIDs goes, each mailbox once."""
     found: dict[int, tuple[Route, Mailbox]] = {}
     for key in keys:
-        one = _find(tx, rules, tenant, key, now)
+        one = _find_route(tx, rules, tenant, key, now)
         if one is not None:
             found.setdefault(one[1].id, one)
     return list(found.values())
 
 
-def _keep(
+def _enqueue(
     tx: MediationTransaction,
     bounds: Bounds,
     quotas: Quotas,

@@ -140,10 +140,10 @@ def _acknowledge(tx: MediationTransaction, mailbox: Mailbox, ids: Sequence[int],
     return len(done)
 
 
-def note_batch(
+def record_batch(
     tx: MediationTransaction, connection: Connection, messages: Sequence[StoredMessage], handed_in: Collection[str]
 ) -> None:
-    """Note a batch without acknowledgement: the holder's next request confirms it (D7).
+    """Record a batch without acknowledgement: the holder's next request confirms it (D7).
 
     ``handed_in`` are the ids by which a problem report may name it, see :func:`keep_batch`.
     """

@@ -142,7 +142,7 @@ class DidRotation:
     my_did: str
     endpoint: str | None
     signed_at: int
-    mark: bytes
+    digest: bytes
     """Identifies what was signed."""
 
 

@@ -33,7 +33,7 @@ class SeenEnvelope:
     """The canonical key or DID that sealed it."""
     kind: str
     """The message type inside, without its version; each kind is bounded on its own."""
-    mark: bytes
+    digest: bytes
     """Identifies it among all of the sender."""
     created_at: int | None = None
     """The sender's ``created_time``; if it is in the future, the envelope is stored that much longer."""
@@ -57,12 +57,12 @@ def once(tx: MediationTransaction, envelope: SeenEnvelope, work: Callable[[], T]
     until = max(now, envelope.created_at or now) + KEPT
     if envelope.expire_at is not None:
         until = min(until, envelope.expire_at)
-    if not tx.replays.add(sender, envelope.mark, until, MAX_KEPT):
+    if not tx.replays.add(sender, envelope.digest, until, MAX_KEPT):
         return None
     try:
         return (work(),)
     except MediatorError:
-        tx.replays.remove(sender, envelope.mark)
+        tx.replays.remove(sender, envelope.digest)
         raise
 
 

@@ -525,7 +525,7 @@ class AccessRules(Table):
 class Replays(Table):
     """Envelopes that were handled already, by any instance (D13)."""
 
-    def add(self, sender: bytes, mark: bytes, until: int, limit: int) -> bool:
+    def add(self, sender: bytes, digest: bytes, until: int, limit: int) -> bool:
         """Store an envelope of a sender; False when it is stored already.
 
         The newest ``limit`` of each sender are kept, until :meth:`collect` after ``until``.
@@ -535,7 +535,7 @@ class Replays(Table):
             "INSERT INTO replay (sender, mark, seq, until)"
             " VALUES (?, ?, coalesce((SELECT max(seq) FROM replay WHERE sender = ?), 0) + 1, ?)"
             " ON CONFLICT (sender, mark) DO NOTHING RETURNING seq",
-            (sender, mark, sender, until),
+            (sender, digest, sender, until),
         )
         if added is None:
             return False
@@ -545,9 +545,9 @@ class Replays(Table):
             )
         return True
 
-    def remove(self, sender: bytes, mark: bytes) -> None:
+    def remove(self, sender: bytes, digest: bytes) -> None:
         """Remove an envelope whose change failed."""
-        self._session.dialect.execute("DELETE FROM replay WHERE sender = ? AND mark = ?", (sender, mark))
+        self._session.dialect.execute("DELETE FROM replay WHERE sender = ? AND mark = ?", (sender, digest))
 
     def collect(self, now: int, limit: int) -> int:
         """Remove expired envelopes; return how many."""

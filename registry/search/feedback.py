@@ -51,7 +51,7 @@ class RecentSearches:
         query = RecentSearch(
             id, tenant, text[:MAX_REMEMBERED], space, pack_rows(vector[None]), numbers[:FIRST].tobytes()
         )
-        self._keep(query)
+        self._remember(query)
         if self._announcer is not None:
             packed = [base64.b64encode(data).decode() for data in (query.vector, query.numbers)]
             await self._announcer.publish(orjson.dumps([id, tenant, query.text, space, *packed]))
@@ -62,7 +62,7 @@ class RecentSearches:
         query, asked_at = self._queries[tenant].get(id, (None, 0.0)) if tenant in self._queries else (None, 0.0)
         return None if asked_at <= self._clock() - SEARCH_SECONDS else query
 
-    def _keep(self, query: RecentSearch) -> None:
+    def _remember(self, query: RecentSearch) -> None:
         oldest = self._clock() - SEARCH_SECONDS
         for tenant, queries in list(self._queries.items()):
             while queries and next(iter(queries.values()))[1] <= oldest:
@@ -86,7 +86,9 @@ class RecentSearches:
         with suppress(ValueError, TypeError):
             id, tenant, text, space, vector, numbers = orjson.loads(data)
             if id not in self._queries[tenant]:
-                self._keep(RecentSearch(id, tenant, text, space, base64.b64decode(vector), base64.b64decode(numbers)))
+                self._remember(
+                    RecentSearch(id, tenant, text, space, base64.b64decode(vector), base64.b64decode(numbers))
+                )
 
 
 SIGN_SECONDS: Final = 600.0

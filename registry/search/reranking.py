@@ -79,7 +79,7 @@ class Reranker:
         except OutsideError as error:
             self._failures += 1
             if not isinstance(error, OutsideLateError) or self._failures >= IN_A_ROW:
-                self._note(error)
+                self._record_problem(error)
                 self._broken.set()
             return None, str(error)
         finally:
@@ -99,7 +99,7 @@ class Reranker:
                 self.tried.set()
                 await self._broken.wait()
             except OutsideError as error:
-                self._note(error)
+                self._record_problem(error)
                 self.tried.set()
                 await asyncio.sleep(error.retry_after)
             self._broken.clear()
@@ -126,7 +126,7 @@ class Reranker:
             raise self._service.invalid(f"expected a finite score for each of {len(texts)} texts")
         return relevance
 
-    def _note(self, error: OutsideError) -> None:
+    def _record_problem(self, error: OutsideError) -> None:
         if error.detail != self.detail:
             log.warning("the re-ranking server failed", url=self.host, why=error.detail)
         self.problem, self.detail = str(error), error.detail

@@ -29,7 +29,7 @@ def add(broker, name="all", **options):
 
 
 def take(broker, rule, number=10):
-    return broker.run(lambda tx: forwarding.take(tx, broker.bounds, rule, number, broker.now))
+    return broker.run(lambda tx: forwarding.lease_batch(tx, broker.bounds, rule, number, broker.now))
 
 
 def settle(broker, rule, batch, delay=0, **outcome):

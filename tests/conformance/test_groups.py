@@ -112,9 +112,9 @@ def test_groups_are_listed_by_name_and_counted(store):
         assert tx.groups.count(get(tx, "other")) == 1
         for name in NAMES:
             assert tx.groups.find(mailbox, name).name == name
-        found = tx.groups.by_no([*numbers, max(numbers) + 1000])
+        found = tx.groups.by_id([*numbers, max(numbers) + 1000])
         assert {no: group.name for no, group in found.items()} == numbers
-        assert tx.groups.by_no([]) == {}
+        assert tx.groups.by_id([]) == {}
         assert next(iter(found.values())) == tx.groups.find(mailbox, next(iter(found.values())).name)
 
 
@@ -122,7 +122,7 @@ def test_groups_by_number_are_copies(store):
     with store.transaction() as tx:
         mailbox = add(tx)
         no = tx.groups.add(mailbox, "g").id
-        tx.groups.by_no({no})[no].settled[0] = 5
+        tx.groups.by_id({no})[no].settled[0] = 5
         assert tx.groups.find(mailbox, "g").settled == [-1] * 4
 
 
@@ -393,7 +393,7 @@ def test_cached_changes_are_seen_at_once_and_rolled_back(store):
     with store.reading() as tx:
         found = tx.groups.find(get(tx), "g")
         assert (found.settled, found.delivered) == ([-1] * 4, [1, 2, 3, 4])
-        assert tx.groups.by_no([found.id])[found.id].delivered == [1, 2, 3, 4]
+        assert tx.groups.by_id([found.id])[found.id].delivered == [1, 2, 3, 4]
 
 
 @pytest.mark.rule("K2")

@@ -152,7 +152,7 @@ def test_the_number_of_a_dropped_mailbox_is_never_given_again(reopen, store):
         store = reopen()
     assert len(set(numbers)) == 3
     with store.transaction() as tx:
-        assert tx.mailboxes.by_no(numbers) == {}
+        assert tx.mailboxes.by_id(numbers) == {}
 
 
 def test_by_no_finds_living_and_retired_ones(store):
@@ -161,11 +161,11 @@ def test_by_no_finds_living_and_retired_ones(store):
         wanted = {c.id, a.id, b.id, c.id + 1000}
         tx.mailboxes.retire(b)
     with store.transaction() as tx:
-        found = tx.mailboxes.by_no(wanted)
+        found = tx.mailboxes.by_id(wanted)
         assert {no: mailbox.address for no, mailbox in found.items()} == {a.id: "a", b.id: "", c.id: "c"}
         assert {no: mailbox.id for no, mailbox in found.items()} == {no: no for no in found}
-        assert tx.mailboxes.by_no(iter([])) == {}
-        assert list(tx.mailboxes.by_no(no for no in [c.id])) == [c.id]
+        assert tx.mailboxes.by_id(iter([])) == {}
+        assert list(tx.mailboxes.by_id(no for no in [c.id])) == [c.id]
 
 
 @pytest.mark.rule("M4")
@@ -236,7 +236,7 @@ def test_many_mailboxes_are_found_by_number(store):
     with store.transaction() as tx:
         numbers = [add(tx, f"m{number}").id for number in range(1200)]
     with store.transaction() as tx:
-        assert set(tx.mailboxes.by_no(numbers)) == set(numbers)
+        assert set(tx.mailboxes.by_id(numbers)) == set(numbers)
 
 
 def test_the_tenants_are_those_that_have_mailboxes(store):

@@ -34,7 +34,7 @@ def test_a_push_group_is_not_a_fetch_group(store):
         assert (pushed.push, pushed.seen_at, pushed.settled) == (True, T0, [2] * 4)
         assert [(group.name, group.push) for group in tx.groups.of(get(tx), ALL)] == [("g", False), ("g", True)]
         assert tx.groups.count(get(tx)) == 2
-        assert tx.groups.by_no([pushed.id]) == {pushed.id: pushed}
+        assert tx.groups.by_id([pushed.id]) == {pushed.id: pushed}
         assert leases(tx, fetching, 1) == {}
         tx.groups.drop(pushed)
     with store.reading() as tx:

@@ -36,7 +36,7 @@ def envelope(data: bytes) -> None:
     except MediatorError as error:
         check_short(error)
         return
-    assert reading.mark_of(made) == reading.mark_of(reading.read(data, len(data)))
+    assert reading.envelope_digest(made) == reading.envelope_digest(reading.read(data, len(data)))
     if isinstance(made, reading.V1Envelope):
         assert 1 <= len(made.recipients) <= reading.MAX_V1_RECIPIENTS
         assert all(recipient["header"]["kid"] for recipient in made.recipients)

@@ -76,12 +76,12 @@ class Mediation(Broker):
             my_did=OURS,
             endpoint=more.pop("endpoint", None),
             signed_at=self.now if signed_at is None else signed_at,
-            mark=mark or f"{prior} {caller} {signed_at}".encode(),
+            digest=mark or f"{prior} {caller} {signed_at}".encode(),
         )
         return self.run(lambda tx: connecting.rotate(tx, self.rules, rotation, self.now))
 
     def seen(self, connection: Connection) -> Connection:
-        return self.run(lambda tx: connecting.note_use(tx, connection, self.now))
+        return self.run(lambda tx: connecting.record_use(tx, connection, self.now))
 
     def disconnect(self, connection: Connection) -> None:
         self.run(lambda tx: connecting.disconnect(tx, connection, self.now))
@@ -198,7 +198,7 @@ class Mediation(Broker):
 
     def hand_over(self, connection: Connection, messages: Sequence[StoredMessage]) -> None:
         self.batches += 1
-        self.run(lambda tx: message_queue.note_batch(tx, connection, messages, [f"batch {self.batches}"]))
+        self.run(lambda tx: message_queue.record_batch(tx, connection, messages, [f"batch {self.batches}"]))
 
     def keep_handed(self, connection: Connection, *about: str) -> None:
         self.run(lambda tx: message_queue.keep_batch(tx, connection, about))

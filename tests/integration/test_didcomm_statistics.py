@@ -66,7 +66,7 @@ async def test_counts_that_wait_are_bounded(monkeypatch):
     uses.count(Event(EventType.STORED, 0, "default", number, size=5) for number in range(1, 5))
     uses.count([Event(EventType.STORED, 0, "default", 1, size=5)])
     for number in range(1, 5):
-        uses.note(ConnectionUse(number, 1, transport="http"))
+        uses.record(ConnectionUse(number, 1, transport="http"))
     kept = [uses.unwritten(number, number) for number in range(1, 5)]
     assert [use.traffic.queued for use in kept] == [2, 1, 0, 0]
     assert [use.transport for use in kept] == ["http", "http", "", ""]

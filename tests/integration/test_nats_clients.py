@@ -116,7 +116,7 @@ class _Pending:
 def test_what_is_remembered_of_clients_is_bounded() -> None:
     recent = RecentRequests()
     for number in range(MAX_RECENT + 1):
-        recent.note(_Pending(f"box{number}"), ClientInfo("c", "n" * (MAX_NAME + 1)))  # type: ignore[arg-type]
+        recent.record(_Pending(f"box{number}"), ClientInfo("c", "n" * (MAX_NAME + 1)))  # type: ignore[arg-type]
     assert recent.of("default", {"box0"}) == []
     [last] = recent.of("default", {f"box{MAX_RECENT}"})
     assert last.client == ClientInfo("c", "n" * MAX_NAME)

@@ -220,10 +220,10 @@ def test_forwards_pickups_and_keylists_do_not_deadlock(store, instances):
             chosen = chance.sample(range(3), 3)
             with within(instances[number].transaction([places[one] for one in chosen]), MediationTransaction) as tx:
                 for one in chosen:
-                    connection = connecting.note_use(tx, peers[one], NOW + turn * 3_600_000)
+                    connection = connecting.record_use(tx, peers[one], NOW + turn * 3_600_000)
                     settled = message_queue.confirm_batch(tx, connection, NOW)
                     got = message_queue.deliver(tx, settled, 2, None, ALL, NOW)
-                    message_queue.note_batch(tx, settled, got, [f"{number} {turn}"])
+                    message_queue.record_batch(tx, settled, got, [f"{number} {turn}"])
                     taken[one] += message_queue.acknowledge(tx, settled, [message.msg_id for message in got], NOW)
                     extra = KeylistUpdate(key(100 + number * 10 + one), "add" if turn % 2 == 0 else "remove")
                     granting.update_keylist(tx, RULES, settled, [extra], frozenset(), NOW)

@@ -19,14 +19,14 @@ def added(cache: MailboxCache, no: int, address: str) -> KeptMailbox:
 def test_a_mailbox_that_goes_is_known_by_no_name() -> None:
     cache = MailboxCache(1)
     first, second = added(cache, 1, "a"), added(cache, 2, "b")
-    assert cache.at_send_only("t", "send.1") is cache.at("t", "a") is cache.numbered(1) is first
+    assert cache.at_send_only("t", "send.1") is cache.at("t", "a") is cache.by_id(1) is first
     assert cache.at_send_only("other", "send.1") is None
     cache.at("t", "b")
     cache.trim()
-    assert (cache.at("t", "a"), cache.numbered(1), cache.at_send_only("t", "send.1")) == (None, None, None)
+    assert (cache.at("t", "a"), cache.by_id(1), cache.at_send_only("t", "send.1")) == (None, None, None)
     assert cache.at_send_only("t", "send.2") is second
     cache.forget(second)
-    assert (cache.at("t", "b"), cache.numbered(2), cache.at_send_only("t", "send.2")) == (None, None, None)
+    assert (cache.at("t", "b"), cache.by_id(2), cache.at_send_only("t", "send.2")) == (None, None, None)
 
 
 @pytest.mark.rule("A10")

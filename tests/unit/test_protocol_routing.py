@@ -311,7 +311,7 @@ async def test_dropped_mail_is_told_for_ten_minutes(monkeypatch: pytest.MonkeyPa
     dropped = metrics.DroppedMail()
     assert await dropped.examine() == []
     for number in range(2000):
-        dropped.note(1, [("acme", f"wallet{number}")])
+        dropped.record(1, [("acme", f"wallet{number}")])
     (found,) = await dropped.examine()
     assert "1,000 messages" in found.text
     assert found.text.count("tenant acme") == metrics.NAMED

@@ -22,37 +22,37 @@ class Clock:
 def test_a_bucket_allows_its_burst_and_then_its_rate():
     clock = Clock()
     limiter = RateLimiter(5, 2, clock=clock)
-    assert [limiter.take("a") for _ in range(10)] == [0] * 10
-    assert limiter.take("a") == pytest.approx(0.2)
-    assert limiter.take("b") == 0
+    assert [limiter.acquire("a") for _ in range(10)] == [0] * 10
+    assert limiter.acquire("a") == pytest.approx(0.2)
+    assert limiter.acquire("b") == 0
     clock.now += 0.2
-    assert limiter.take("a") == 0
-    assert limiter.take("a") == pytest.approx(0.2)
+    assert limiter.acquire("a") == 0
+    assert limiter.acquire("a") == pytest.approx(0.2)
     clock.now += 60
-    assert [limiter.take("a") for _ in range(10)] == [0] * 10
-    assert limiter.take("a") > 0
+    assert [limiter.acquire("a") for _ in range(10)] == [0] * 10
+    assert limiter.acquire("a") > 0
 
 
 def test_reserved_tokens_are_paid_back_before_others_are_taken():
     clock = Clock()
     limiter = RateLimiter(1, 1, clock=clock)
     assert [limiter.reserve("a") for _ in range(4)] == [0, 1, 2, 3]
-    assert limiter.take("a") == 4
+    assert limiter.acquire("a") == 4
     clock.now += 3.5
-    assert limiter.take("a") == pytest.approx(0.5)
+    assert limiter.acquire("a") == pytest.approx(0.5)
 
 
 def test_full_buckets_are_dropped_and_their_number_is_bounded():
     clock = Clock()
     limiter = RateLimiter(1, 5, max_buckets=100, clock=clock)
     for number in range(1000):
-        limiter.take(number)
+        limiter.acquire(number)
         assert len(limiter) <= 100
     clock.now += 1000
     for number in range(60):
-        limiter.take(number)
+        limiter.acquire(number)
     assert len(limiter) == 60
-    assert all(limiter.take(999) == 0 for _ in range(5))
+    assert all(limiter.acquire(999) == 0 for _ in range(5))
 
 
 @pytest.mark.parametrize(

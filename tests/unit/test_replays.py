@@ -22,7 +22,7 @@ HELD = key(500)
 
 
 def made(mark: str = "a", **more: Any) -> SeenEnvelope:
-    given = {"tenant": TENANT, "sender": "alice", "kind": "family/name", "mark": mark.encode()}
+    given = {"tenant": TENANT, "sender": "alice", "kind": "family/name", "digest": mark.encode()}
     return SeenEnvelope(**given | more)
 
 

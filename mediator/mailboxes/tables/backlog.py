@@ -89,21 +89,21 @@ class Backlogs(Table):
         if len(groups) > MAX_GROUPS and not alone:
             return self.read_slice(after, len(found) // 2, now)
         mailboxes = {
-            no: MailboxBacklog(no, tenant, address, Kind(kind), messages, size, since)
-            for no, tenant, address, kind, messages, size, since in found
+            mailbox_id: MailboxBacklog(mailbox_id, tenant, address, Kind(kind), messages, size, since)
+            for mailbox_id, tenant, address, kind, messages, size, since in found
         }
-        for no, count, size, *_ in self._dialect.uncounted("no > ? AND no <= ? AND address IS NOT NULL", span):
-            if no in mailboxes:
-                mailboxes[no].messages += count
-                mailboxes[no].bytes += size
+        for mailbox_id, count, size, *_ in self._dialect.uncounted("no > ? AND no <= ? AND address IS NOT NULL", span):
+            if mailbox_id in mailboxes:
+                mailboxes[mailbox_id].messages += count
+                mailboxes[mailbox_id].bytes += size
         delayed = self._execute(
             "SELECT mailbox_no, count(*), sum(size) FROM delayed WHERE mailbox_no > ? AND mailbox_no <= ?"
             " GROUP BY mailbox_no",
             span,
         )
-        for no, count, size in delayed:
-            if no in mailboxes:
-                mailboxes[no].delayed, mailboxes[no].delayed_bytes = count, int(size)
+        for mailbox_id, count, size in delayed:
+            if mailbox_id in mailboxes:
+                mailboxes[mailbox_id].delayed, mailboxes[mailbox_id].delayed_bytes = count, int(size)
         self._add_groups(mailboxes, [row for row in groups if row[1] in mailboxes], span, now)
         return list(mailboxes.values())
 
@@ -112,9 +112,9 @@ class Backlogs(Table):
     ) -> None:
         if not groups:
             return
-        made = {no: GroupBacklog(name) for no, _, name, _ in groups}
-        for no, mailbox_id, *_ in groups:
-            mailboxes[mailbox_id].groups.append(made[no])
+        made = {group_id: GroupBacklog(name) for group_id, _, name, _ in groups}
+        for group_id, mailbox_id, *_ in groups:
+            mailboxes[mailbox_id].groups.append(made[group_id])
         leases = self._execute(
             "SELECT group_no, mailbox_no, sum(CASE WHEN dead = 0 AND until > ? THEN delayed ELSE 0 END),"
             " sum(CASE WHEN dead = 0 AND until > ? THEN 1 - delayed ELSE 0 END),"
@@ -124,16 +124,16 @@ class Backlogs(Table):
             (now, now, now, *span),
         )
         with_ended = []
-        for no, mailbox_id, given_back, leased, ended in leases:
-            if no in made:
+        for group_id, mailbox_id, given_back, leased, ended in leases:
+            if group_id in made:
                 mailboxes[mailbox_id].given_back += int(given_back)
                 mailboxes[mailbox_id].leased += int(leased)
                 if ended:
-                    with_ended.append(no)
-        states = {no: self._session.positions.get(no) or state for no, _, _, state in groups}
+                    with_ended.append(group_id)
+        states = {group_id: self._session.positions.get(group_id) or state for group_id, _, _, state in groups}
         self._add_ended(made, with_ended, states, now)
-        for no, since in self._next_messages([row for row in groups if mailboxes[row[1]].messages], states):
-            made[no].wait(since)
+        for group_id, since in self._next_messages([row for row in groups if mailboxes[row[1]].messages], states):
+            made[group_id].wait(since)
         for mailbox in mailboxes.values():
             if mailbox.groups:
                 waiting = [group.waiting_since for group in mailbox.groups if group.waiting_since is not None]
@@ -155,26 +155,26 @@ class Backlogs(Table):
             (now,),
             (now,),
         )
-        for no, dead, deliveries, count, since in counted:
-            max_deliver = rows.position(states[no])[1]
+        for group_id, dead, deliveries, count, since in counted:
+            max_deliver = rows.position(states[group_id])[1]
             # A message is dead from the end of its last lease on, whether a FETCH has looked since or not.
             if dead or (max_deliver is not None and deliveries >= max_deliver):
-                groups[no].dead += count
+                groups[group_id].dead += count
             else:
-                groups[no].wait(since)
+                groups[group_id].wait(since)
 
     def _next_messages(self, groups: Sequence[Row], states: Mapping[int, bytes]) -> list[tuple[int, int]]:
         """Return when the oldest message came that each group was not given yet, by the group's number."""
         found: list[tuple[int, int]] = []
         for start in range(0, len(groups), _AT_ONCE):
             asked: list[int] = []
-            for no, mailbox_id, *_ in groups[start : start + _AT_ONCE]:
-                asked += (no, mailbox_id, *rows.position(states[no])[0])
+            for group_id, mailbox_id, *_ in groups[start : start + _AT_ONCE]:
+                asked += (group_id, mailbox_id, *rows.position(states[group_id])[0])
             sql = _NEXT.replace("{rows}", ", (?, ?, ?, ?, ?, ?)" * (len(asked) // 6 - 1))
-            for no, *times in self._execute(sql, asked):
+            for group_id, *times in self._execute(sql, asked):
                 waiting = [at for at in times if at is not None]
                 if waiting:
-                    found.append((no, min(waiting)))
+                    found.append((group_id, min(waiting)))
         return found
 
 

@@ -47,7 +47,7 @@ class Groups(Table):
         sql = f"{_GROUP} WHERE mailbox_no = ? ORDER BY name, push LIMIT ?"
         return [self._read(row) for row in self._execute(sql, (mailbox.id, limit))]
 
-    def by_no(self, numbers: Iterable[int]) -> dict[int, Group]:
+    def by_id(self, numbers: Iterable[int]) -> dict[int, Group]:
         """Return copies of the groups that are there."""
         found = self._for_each(_GROUP + " WHERE {among}", "no", sorted(numbers))
         return {row[0]: self._read(row) for row in found}
@@ -86,19 +86,19 @@ class Groups(Table):
         return rows.group(row, self._positions.get(row[0]) or row[3])
 
     def _write_rows(self, positions: Sequence[tuple[int, bytes]]) -> None:
-        for no, state in positions:
-            self._change(no, None)
-            self._execute("UPDATE consumer SET state = ? WHERE no = ?", (state, no))
+        for group_id, state in positions:
+            self._change(group_id, None)
+            self._execute("UPDATE consumer SET state = ? WHERE no = ?", (state, group_id))
 
-    def _change(self, no: int, state: bytes | None) -> None:
+    def _change(self, group_id: int, state: bytes | None) -> None:
         if not self._before:
             self._session.on_rollback.append(self._restore)
-        self._before.setdefault(no, self._positions.get(no))
-        self._positions.put(no, state)
+        self._before.setdefault(group_id, self._positions.get(group_id))
+        self._positions.put(group_id, state)
 
     def _restore(self) -> None:
-        for no, state in self._before.items():
-            self._positions.put(no, state)
+        for group_id, state in self._before.items():
+            self._positions.put(group_id, state)
 
     def write_positions(self) -> None:
         """Write every position that is newer than its row."""
@@ -121,22 +121,22 @@ class Groups(Table):
         self._execute("DELETE FROM lease WHERE group_no = ?", (group.id,))
         self._execute("DELETE FROM consumer WHERE no = ?", (group.id,))
 
-    def drop_leases(self, no: int, limit: int) -> int:
+    def drop_leases(self, group_id: int, limit: int) -> int:
         """Remove so many leases of the group of this number at most, dead ones too; return how many went."""
         sql = (
             "DELETE FROM lease WHERE group_no = ? AND msg_id IN"
             " (SELECT msg_id FROM lease WHERE group_no = ? LIMIT ?) RETURNING msg_id"
         )
-        return len(self._execute(sql, (no, no, limit)))
+        return len(self._execute(sql, (group_id, group_id, limit)))
 
     def clear(self, mailbox: Mailbox, limit: int) -> tuple[int, int]:
         """Remove groups of a retired mailbox with their leases; return how many groups and how many leases went."""
         groups = leases = 0
-        for (no,) in self._execute("SELECT no FROM consumer WHERE mailbox_no = ? LIMIT ?", (mailbox.id, limit)):
-            leases += self.drop_leases(no, limit - groups - leases)
+        for (group_id,) in self._execute("SELECT no FROM consumer WHERE mailbox_no = ? LIMIT ?", (mailbox.id, limit)):
+            leases += self.drop_leases(group_id, limit - groups - leases)
             if groups + leases >= limit:
                 break
-            self._execute("DELETE FROM consumer WHERE no = ?", (no,))
+            self._execute("DELETE FROM consumer WHERE no = ?", (group_id,))
             groups += 1
         return groups, leases
 

@@ -35,8 +35,8 @@ class Mailboxes(Table):
             return known
         if not is_send_only(address):
             return self.find(tenant, address)
-        no = send_only_addresses(self._dialect).number(address)
-        mailbox = None if no is None else self.by_no([no]).get(no)
+        mailbox_id = send_only_addresses(self._dialect).number(address)
+        mailbox = None if mailbox_id is None else self.by_id([mailbox_id]).get(mailbox_id)
         if not isinstance(mailbox, KeptMailbox) or not mailbox.address or mailbox.tenant != tenant:
             return None
         if not compare_digest(self.send_only(mailbox), address):
@@ -61,18 +61,18 @@ class Mailboxes(Table):
             (tenant, *addresses, now),
         )
         made = send_only_addresses(self._dialect)
-        return {address: made.make(no, tenant, address, at) for no, address, at in found}
+        return {address: made.make(mailbox_id, tenant, address, at) for mailbox_id, address, at in found}
 
-    def by_no(self, numbers: Iterable[int]) -> dict[int, Mailbox]:
+    def by_id(self, numbers: Iterable[int]) -> dict[int, Mailbox]:
         """Return the mailboxes that are there, retired ones too, locked in order of their numbers."""
         found: dict[int, Mailbox] = {}
         missing = []
-        for no in sorted(numbers):
-            known = self._session.mailboxes.numbered(no) or self._session.changed_mailboxes.get(no)
+        for mailbox_id in sorted(numbers):
+            known = self._session.mailboxes.by_id(mailbox_id) or self._session.changed_mailboxes.get(mailbox_id)
             if known is None:
-                missing.append(no)
+                missing.append(mailbox_id)
             else:
-                found[no] = known
+                found[mailbox_id] = known
         sql = f"SELECT {rows.MAILBOX} FROM mailbox WHERE {{among}} ORDER BY no {self._dialect.lock()}"
         return found | {row[0]: self._take(row) for row in self._for_each(sql, "no", missing)}
 
@@ -137,14 +137,16 @@ class Mailboxes(Table):
             (now, limit),
         )
         numbers = [row[0] for row in found]
-        mailboxes = self.by_no(numbers)
+        mailboxes = self.by_id(numbers)
         # Another instance may have been first while this one waited for the lock.
-        return [mailboxes[no] for no in numbers if no in mailboxes and mailboxes[no].address]
+        return [
+            mailboxes[mailbox_id] for mailbox_id in numbers if mailbox_id in mailboxes and mailboxes[mailbox_id].address
+        ]
 
     def retired(self, limit: int) -> list[Mailbox]:
         """Return mailboxes that wait to be collected."""
         found = self._execute("SELECT no FROM mailbox WHERE address IS NULL ORDER BY no LIMIT ?", (limit,))
-        return list(self.by_no(row[0] for row in found).values())
+        return list(self.by_id(row[0] for row in found).values())
 
     def drop(self, mailbox: Mailbox) -> None:
         """Remove a retired mailbox, whose messages are gone already."""
@@ -163,7 +165,7 @@ class Mailboxes(Table):
             f" AND (expire_at IS NULL OR expire_at > ?){tagged} ORDER BY address LIMIT ? OFFSET ?",
             (tenant, after, now, *tags, limit, skip),
         )
-        return sorted(self.by_no(row[0] for row in found).values(), key=lambda mailbox: mailbox.address)
+        return sorted(self.by_id(row[0] for row in found).values(), key=lambda mailbox: mailbox.address)
 
     def list(self, tenant: str, after: str, limit: int, now: int) -> list[Mailbox]:
         """Return living mailboxes of a tenant in order of address, those behind ``after``; not that of broadcasts."""
@@ -172,7 +174,7 @@ class Mailboxes(Table):
             " AND kind <> ? ORDER BY address LIMIT ?",
             (tenant, after, now, Kind.BROADCAST.value, limit),
         )
-        return sorted(self.by_no(row[0] for row in found).values(), key=lambda mailbox: mailbox.address)
+        return sorted(self.by_id(row[0] for row in found).values(), key=lambda mailbox: mailbox.address)
 
     def list_rows(self, tenant: str, prefix: str, limit: int, now: int) -> Sequence[MailboxRow]:
         """Return the first living mailboxes of a tenant whose addresses begin so, in order, each with few look-ups."""
@@ -190,7 +192,7 @@ class Mailboxes(Table):
         if found:
             # Up to the last of them, in order of the same index.
             uncounted = self._dialect.uncounted(f"{where} AND address <= ?", (*parameters, found[-1][1]))
-            behind = {no: rest for no, *rest in uncounted}
+            behind = {mailbox_id: rest for mailbox_id, *rest in uncounted}
         return [
             MailboxRow(
                 id=row[0],
@@ -236,7 +238,7 @@ class Mailboxes(Table):
         found = self._execute(
             "SELECT no FROM mailbox WHERE tenant = ? AND address IS NOT NULL ORDER BY no LIMIT ?", (tenant, limit)
         )
-        return [mailbox for mailbox in self.by_no(row[0] for row in found).values() if mailbox.address]
+        return [mailbox for mailbox in self.by_id(row[0] for row in found).values() if mailbox.address]
 
     def usage(self, tenant: str, now: int = 0) -> Usage:
         """Return what all mailboxes of a tenant hold, delayed messages too; may read every one of them.

@@ -167,11 +167,11 @@ class DedupIds(Table):
     def collect(self, now: int, limit: int) -> int:
         """Remove ids whose time is over; return how many."""
         ended = self._execute("SELECT seq, mailbox_no FROM dedup WHERE expire_at <= ? LIMIT ?", (now, limit))
-        mailboxes = self._mailboxes.by_no({row[1] for row in ended})
+        mailboxes = self._mailboxes.by_id({row[1] for row in ended})
         gone = self._for_each("DELETE FROM dedup WHERE {among} RETURNING mailbox_no", "seq", [row[0] for row in ended])
-        for (no,) in gone:
-            if no in mailboxes:
-                kept = self._session.mark_changed(mailboxes[no])
+        for (mailbox_id,) in gone:
+            if mailbox_id in mailboxes:
+                kept = self._session.mark_changed(mailboxes[mailbox_id])
                 kept.dirty = True
                 kept.dedup_ids -= 1
         return len(ended)
