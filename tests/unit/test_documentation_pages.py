@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from mediator import __version__
 from mediator.console import documentation
 
 
@@ -21,6 +22,12 @@ def test_links_lead_to_headings_and_pictures(name: str) -> None:
         if not path.startswith("http") and meant not in documentation.pictures():
             assert meant in documentation.names(), link
             assert not anchor or f' id="{anchor}"' in documentation.read(meant), link
+
+
+@pytest.mark.parametrize("name", sorted(documentation.names()))
+def test_wheels_and_images_are_named_with_the_version(name: str) -> None:
+    named = re.findall(r"agent[-_]mediator(?:[-_][a-z]+)*[-:](\d+\.\d+\.\d+)", documentation.read(name))
+    assert set(named) <= {__version__}
 
 
 def test_every_page_is_listed_once() -> None:
