@@ -33,6 +33,10 @@ class Reply:
         first, last = self.spans.get(lane, (0, -1))
         return first <= msg_id <= last
 
+    def is_within(self, marks: Sequence[int]) -> bool:
+        """Whether all of it stands up to the marks of each lane."""
+        return all(last <= marks[lane] for lane, (_, last) in self.spans.items())
+
     def beyond(self, lane: Lane, msg_id: int) -> "Reply":
         """The reply without what it holds of the lane up to ``msg_id``."""
         first, last = self.spans.get(lane, (0, -1))
@@ -139,8 +143,9 @@ class Group:
         if unsettled:
             for higher in LANES[: lane + 1]:
                 marks[higher] = min(msg_id, self.delivered[higher])
-        counts = lane and (unsettled or not in_all_replies)
-        held = [reply for reply in self.replies if reply.holds(lane, msg_id)] if counts else []
+        if not lane or (in_all_replies and not unsettled):
+            return marks
+        held = [reply for reply in self.replies if reply.holds(lane, msg_id)]
         if any(len(reply.spans) > 1 for reply in held):
             for higher in LANES[:lane]:
                 lasts = [reply.spans.get(higher, (0, -1))[1] for reply in held]
@@ -149,10 +154,8 @@ class Group:
 
     def settle(self, marks: Sequence[int]) -> None:
         """Move up to ``marks`` and forget the replies that can cover nothing more."""
-        self.settled = [max(old, new) for old, new in zip(self.settled, marks, strict=True)]
-        self.replies = [
-            reply for reply in self.replies if any(last > self.settled[lane] for lane, (_, last) in reply.spans.items())
-        ]
+        self.settled = list(map(max, self.settled, marks))
+        self.replies = [reply for reply in self.replies if not reply.is_within(self.settled)]
 
     def skip_to(self, lane: Lane, last: int) -> None:
         """Move past ids up to ``last`` in a lane that holds nothing behind its mark any more."""

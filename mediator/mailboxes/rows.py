@@ -18,7 +18,7 @@ MAILBOX = (
     "no, tenant, address, created_at, expire_at, description, tags, public, kind, retention, archive, ack_wait,"
     " token_hash, next_id, messages, bytes, last_at, dedup_ids"
 )
-REF = "msg_id, lane, size, created_at, recipient, extra, body_no"
+REF = "msg_id, lane, size, created_at, recipient, extra"
 BODY = "CASE WHEN body_no IS NULL THEN payload ELSE (SELECT body.payload FROM body WHERE body.no = body_no) END"
 HEAD = "msg_id, lane, size, created_at, expire_at, key, tags, recipient, extra"
 MESSAGE = f"{HEAD}, {BODY}, 0"

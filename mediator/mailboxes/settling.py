@@ -22,7 +22,7 @@ from mediator.mailboxes.message import MessageRef
 from mediator.mailboxes.transaction import Transaction
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ack:
     """Messages that a group has processed."""
 
@@ -261,10 +261,10 @@ class _Settling:
                 in_order = handed is not None and bool(self._connection)
                 no_lease = lease is not None or (ref is None and in_order)
                 covered = group.covered_by(lane, msg_id, no_lease, in_all_replies=not in_order)
-                marks = covered if marks is None else [max(pair) for pair in zip(marks, covered, strict=True)]
+                marks = covered if marks is None else list(map(max, marks, covered))
         if marks is not None:
             before = self.marks
-            self.marks = marks if before is _NOTHING else [max(pair) for pair in zip(before, marks, strict=True)]
+            self.marks = marks if before is _NOTHING else list(map(max, before, marks))
             self._cover(step, marks)
         return step
 
@@ -281,6 +281,8 @@ class _Settling:
         moved = False
         for lane in LANES:
             mark = marks[lane]
+            if mark < 0:
+                continue
             if mark > self._read_to[lane]:
                 # As far as the ACKs that follow are likely to reach.
                 last = self._read_to[lane] = max(mark, self._last)

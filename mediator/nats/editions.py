@@ -56,7 +56,7 @@ _SUCCESS = b'{"error":""'
 # Publishes (E1–E5).
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PublishedMessage:
     """A publish that was read."""
 
@@ -79,7 +79,7 @@ def read_publish(edition: Edition, rest: str, payload: bytes, headers: Mapping[s
     """
     address, word = split_word(edition, rest)
     address = writable_address(address, ADDRESS)
-    prefixed, written = _prefixed(headers or {})
+    prefixed, written = _prefixed(headers) if headers else ({}, {})
     persist = read_flag(prefixed.pop(PERSIST, ""), written.get(PERSIST, PERSIST))
     try:
         draft = protocol.read_draft(payload, prefixed)

@@ -58,7 +58,7 @@ LOG_SECONDS = 5.0
 log = structlog.get_logger("store")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class MergeableWork(Generic[R, T]):
     """Work on one request, which is done together with the same work on those that follow in a row."""
 

@@ -224,7 +224,7 @@ class Messages(Table):
         """Return messages whose TTL is over, oldest expiry first."""
         self._session.flush()
         sql = f"SELECT {rows.REF}, mailbox_no FROM message WHERE expire_at <= ? ORDER BY expire_at LIMIT ?"
-        return [Expired(row[7], rows.ref(row)) for row in self._execute(sql, (now, limit))]
+        return [Expired(row[6], rows.ref(row)) for row in self._execute(sql, (now, limit))]
 
     def expired_in(self, mailbox: Mailbox, now: int, limit: int) -> list[MessageRef]:
         """Return messages of one mailbox whose TTL is over, of the first :data:`MAX_EXPIRED` messages that expired."""
@@ -238,7 +238,7 @@ class Messages(Table):
         """Return messages that the next start of a service removes (E5)."""
         self._session.flush()
         sql = f"SELECT {rows.REF}, mailbox_no FROM message WHERE volatile = ? LIMIT ?"
-        return [Expired(row[7], rows.ref(row)) for row in self._execute(sql, (instance, limit))]
+        return [Expired(row[6], rows.ref(row)) for row in self._execute(sql, (instance, limit))]
 
     def addressed(
         self,
