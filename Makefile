@@ -3,10 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
-# Tests at the same time; each has its servers to itself, and most of them wait for those. Slow ones compute more: beside
-# two others on two cores Spark gives up on its Python after 10 s.
-JOBS ?= 4
-SLOW_JOBS ?= 2
+# Tests at the same time; each has its servers to itself, and most of them wait for those. Slow ones compute more.
+JOBS ?= 5
+SLOW_JOBS ?= 3
 # The other v2 envelope library, for tests. Its pins exclude ours, so it comes alone; what it imports is in [test].
 DIDCOMM := didcomm==0.3.2
 # What finds faults of accessibility: the script in it, without the driver of browsers that it is made for.

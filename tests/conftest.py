@@ -26,19 +26,22 @@ settings.register_profile("tests", deadline=None)
 settings.load_profile("tests")
 
 SPARK = "tests/slow/spark/"
-JAVA_OF_THEIR_OWN = ("/test_killed.py", "/test_java.py", "/test_session.py")
+SPARK_AND_MAIL = tuple(
+    f"{SPARK}test_{name}" for name in ["source", "sink", "killed", "java", "session", "standalone", "example"]
+)
+AIRFLOW = "tests/slow/test_example_airflow.py"
 SERVICES = pytest.StashKey[Services]()
 """The processes of a test, whose logs are shown with its failure."""
 
 
 class ByFile(LoadFileScheduling):
-    """A file to a process, and half of those that share a Spark to one: Java learns what to do there once."""
+    """A file to a process, and all that runs Spark to two, which two cores bear: a third gives up on its Python."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
-        if not file.startswith(SPARK) or file.endswith(JAVA_OF_THEIR_OWN):
-            return file
-        return "mail" if file.startswith((f"{SPARK}test_source", f"{SPARK}test_sink")) else "lake"
+        if file.startswith(SPARK_AND_MAIL) or file == AIRFLOW:
+            return "Spark and mail"
+        return "Spark and the lake" if file.startswith(SPARK) else file
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-FIRST = ("newcomers", "test_package.py", "spark", "test_state_machines.py", "crash")
+FIRST = ("spark", "test_state_machines.py", "crash", "newcomers", "test_package.py")
 """Files and folders of tests that take minutes: begun at the end, they would leave the other processes idle."""
 LAST = "rules"
 """A folder of hundreds of short tests."""
