@@ -164,7 +164,7 @@ def _free(tx: Transaction, mailbox: Mailbox, now: int, why: EventType) -> None:
 
 
 def get_live_mailbox(tx: Transaction, tenant: str, address: str, now: int, mailbox_id: int | None = None) -> Mailbox:
-    """Return the mailbox, the generation ``no`` if one is named, or raise :class:`NoSuchMailboxError`.
+    """Return the mailbox, if ``mailbox_id`` is given only that generation, or raise :class:`NoSuchMailboxError`.
 
     Of a living mailbox's send-only address, raise :class:`SendOnlyError` (A10).
     """

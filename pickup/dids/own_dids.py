@@ -128,7 +128,7 @@ def web_path(did: str) -> str:
 
 
 def web_document(did: str, identity_id: int, keys: IdentityKeys, public_url: str) -> Mapping[str, Any]:
-    """Write the document of a did:web; ``no`` is part of the key ids, so that rotated keys have other ids."""
+    """Write the document of a did:web; ``identity_id`` is part of the key ids, so that rotated keys have other ids."""
     pairs = {f"{did}#{fragment}": pair for fragment, pair in web_fragments(identity_id, keys).items()}
     return {
         "@context": [CONTEXT, "https://w3id.org/security/suites/jws-2020/v1"],
